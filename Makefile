@@ -1,0 +1,81 @@
+# Everything a person or a machine does with this repository, one word each.
+# `make test` and `make demo` need nothing before them: they build .venv first.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-bench demo test check format bench sim sim-long clean
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+BENCH_STAMP := $(VENV)/.setup-bench-stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SEED ?= 1
+SIM_LONG_RUNS ?= 1000
+# Which benchmark to run, and its options: make bench BENCH="publish-sync --json"
+BENCH ?=
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## build .venv with everything for development
+	@:
+
+# Only packaging changes make this run again: a second `make setup` does nothing.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "onward needs Python 3.11 or newer as '$(PYTHON)'; set PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; \
+		  else echo "missing: python3-venv. As root: apt-get install python3-venv" >&2; exit 1; fi; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing onward and its tools into $(VENV) ..."
+	@$(PIP) install --quiet --editable '.[dev,compression]'
+	@# The fuzzer is a luxury: it has no wheels for every Python, and nothing else needs it.
+	@$(PIP) install --quiet --only-binary :all: --editable '.[fuzz]' >/dev/null 2>&1 || \
+		echo "note: atheris is not available here; the fuzz targets will not run"
+	@touch $@
+
+setup-bench: $(BENCH_STAMP)  ## install the brokers and clients that `make bench` compares with
+
+$(BENCH_STAMP): $(STAMP)
+	@for server in redis-server nats-server beanstalkd; do \
+		command -v $$server >/dev/null && continue; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$server || \
+				{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$server; } || \
+				echo "note: $$server cannot be installed; its comparison will be left out" >&2; \
+		else echo "note: $$server is missing. As root: apt-get install $$server" >&2; fi; done
+	@$(PIP) install --quiet --editable '.[bench]'
+	@touch $@
+
+demo: setup  ## see Onward at work, on one screen
+	@$(BIN)/onward demo
+
+test: setup  ## run all tests
+	@$(BIN)/pytest
+
+check: setup  ## lint, format, types, and the tests that lint the repository
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/tidy
+
+format: setup  ## format the code and sort its imports
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: setup-bench  ## measure Onward and its neighbours on this machine
+	@$(BIN)/onward bench $(BENCH)
+
+sim: setup  ## run the simulation from one seed: make sim SEED=7
+	@ONWARD_SIM_SEED=$(SEED) $(BIN)/pytest -q tests/sim
+
+sim-long: setup  ## run the simulation from many seeds; stops at the first that fails
+	@for seed in $$(seq 1 $(SIM_LONG_RUNS)); do echo "seed $$seed"; \
+		ONWARD_SIM_SEED=$$seed $(BIN)/pytest -q -x tests/sim || { echo "failed: make sim SEED=$$seed"; exit 1; }; done
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

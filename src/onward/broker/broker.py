@@ -1,0 +1,313 @@
+"""A broker: all stations together, on one event loop. No sockets here: see `serve`.
+
+    open ──▶ running ──▶ stopping (answers what it took, takes nothing new) ──▶ stopped
+                └──────▶ failed: the disk refused; nothing is answered any more
+
+A broker is used through sessions, whatever carries their bytes: a socket (`serve`), or a pipe in
+the same process (`file:` and `memory:` of the client, and the simulator).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+import msgspec
+
+from onward.version import __version__
+from onward.broker.catalogue import Catalogue, Topic, TopicEnding
+from onward.broker.commit import Commit, InlineCommit, LocalCommit
+from onward.broker.deliver import Delivering
+from onward.broker.housekeeping import Housekeeping
+from onward.broker.producers import WINDOW, Producers
+from onward.broker.publish import Publishing
+from onward.broker.requests import Requests
+from onward.broker.session import Session
+from onward.clock import Clock, SystemClock
+from onward.errors import DiskFull, OnwardError, Overloaded, Stopping, Unavailable
+from onward.log.disk import Disk, OsDisk
+from onward.message.entry import Entry
+from onward.log.log import Log, LogLimits
+from onward.log.recovery import Apply, Opened, open_log
+from onward.protocol.receiver import SHARED_BYTES
+from onward.settings import Settings
+
+logger = logging.getLogger("onward.broker")
+
+FRAME_MARGIN_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class SavedState(msgspec.Struct, frozen=True):
+    """Everything a broker folds from its log."""
+
+    node: str
+    catalogue: bytes
+    producers: bytes
+
+
+class Broker:
+    """One node.
+
+    >>> async def main() -> int:
+    ...     from onward.log.memory_disk import MemoryDisk
+    ...     broker = await Broker.open(Settings(), disk=MemoryDisk())
+    ...     await broker.stop()
+    ...     return broker.log.next_index
+    >>> asyncio.run(main())
+    1
+    """
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock, opened: Opened, folded: _Folding,
+        commit: Commit, executor: ThreadPoolExecutor | None, on_failure: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.clock = clock
+        self.log: Log = opened.log
+        self.node = folded.node
+        self.catalogue = folded.catalogue
+        self.producers = folded.producers
+        self.sessions: set[Session] = set()
+        self.shared_buffer = bytearray(SHARED_BYTES)
+        self.frame_bytes_max = settings.topics.batch_bytes_max + FRAME_MARGIN_BYTES
+        self.connection_bytes_max = settings.server.connection_bytes_max
+        self.publishes_max = WINDOW
+        self.now_monotonic_ms = clock.monotonic_ms()
+        self.started_at_ms = clock.now_ms()
+        self.dead_bytes = 0
+        """About how many bytes of the open segment belong to topics that have ended."""
+        self._unlock = opened.unlock
+        self._commit = commit
+        self._executor = executor
+        self._on_failure = on_failure
+        self.failure: Exception | None = None
+        self.publishing = Publishing(
+            log=self.log, catalogue=self.catalogue, producers=self.producers, commit=commit,
+            settings=settings, clock=clock, wake=lambda topic: self.delivering.wake(topic),
+            fail=self.fail,
+        )  # fmt: skip
+        self.delivering = Delivering(
+            log=self.log, catalogue=self.catalogue, in_thread=self.in_thread
+        )
+        self.requests = Requests(self)
+        self.housekeeping = Housekeeping(self, in_thread=self.in_thread)
+        self._chores = asyncio.get_running_loop().create_task(self.housekeeping.run())
+        self._chores.add_done_callback(self._chores_ended)
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        commit: Callable[[Log], Commit] | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> Broker:
+        """Open the folder of `settings`, fold its log, and be ready.
+
+        Without `disk` it is the real one, with threads for all that waits. Raises `Corruption`
+        when the log must not be used, `Unavailable` when another broker has it.
+        """
+        if settings.log.durability == "quorum":
+            raise Unavailable("durability 'quorum' needs a cluster; this node stands alone")
+        executor = ThreadPoolExecutor(3, "onward-files") if disk is None else None
+        disk = disk or OsDisk()
+        folding = _Folding()
+        limits = LogLimits(
+            segment_bytes_max=settings.log.segment_bytes_max,
+            preallocate_bytes=settings.log.preallocate_bytes,
+            disk_reserve_bytes=settings.log.disk_reserve_bytes,
+        )
+        opened = open_log(disk, settings.log.folder, limits=limits, load=folding.load)
+        _report(opened, settings.log.folder, folding)
+        make_commit = commit or (LocalCommit if executor is not None else InlineCommit)
+        return cls(
+            settings, clock=clock or SystemClock(), opened=opened, folded=folding,
+            commit=make_commit(opened.log), executor=executor,
+            on_failure=on_failure or (lambda error: None),
+        )  # fmt: skip
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """Return a new session; whatever carries its bytes calls it."""
+        return Session(self)
+
+    def opened(self, session: Session) -> None:
+        """Take a session in, or turn it away."""
+        self.sessions.add(session)
+        if self.publishing.is_stopping:
+            session.goodbye(Stopping("the broker is stopping"))
+        elif len(self.sessions) > self.settings.server.connections_max:
+            limit = self.settings.server.connections_max
+            session.goodbye(
+                Overloaded(f"there are {limit} connections already", retry_after_ms=1_000)
+            )
+
+    def closed(self, session: Session) -> None:
+        """Forget a session."""
+        self.sessions.discard(session)
+        self.delivering.forget(session)
+
+    # --- topics ------------------------------------------------------------------------------
+
+    def check_writable(self, *, even_when_full: bool = False) -> None:
+        """Raise when nothing can be written now; ending a topic gives space back, so it may."""
+        if self.publishing.is_stopping:
+            raise Stopping("the broker is stopping")
+        if self.publishing.disk_is_full and not even_when_full:
+            raise DiskFull("the disk is nearly full")
+
+    def end_topic(
+        self,
+        topic: Topic,
+        reason: Literal["deleted", "expired"],
+        *,
+        done: Callable[[OnwardError | None], None],
+    ) -> None:
+        """End a topic; its readers are told, its name is free again, its space comes back."""
+
+        def settle(error: OnwardError | None) -> None:
+            if error is None:
+                self.delivering.end_topic(topic, reason)
+                self.dead_bytes += self._open_bytes_of(topic)
+                self.housekeeping.retain_soon()
+                logger.info("topic %s: %r", reason, topic.name)
+            done(error)
+
+        ending = TopicEnding(topic.number, topic.name, reason, self.clock.now_ms())
+        self.publishing.end_topic(topic, ending, done=settle)
+
+    def _open_bytes_of(self, topic: Topic) -> int:
+        rows = self.log.tail.rows_of(topic.number)
+        return sum(one.row(number).length for one in rows for number in range(one.count))
+
+    def shortest_retention_ms(self) -> int:
+        """Return the shortest retention that any topic asks for; 0 when all keep for ever."""
+        return self.settings.log.retention_ms
+
+    # --- all of it ---------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Return how the broker is, as numbers."""
+        log = self.log
+        return {
+            "node": self.node,
+            "version": __version__,
+            "python": sys.version.split()[0],
+            "started_at_ms": self.started_at_ms,
+            "folder": log.folder,
+            "durability": self.settings.log.durability,
+            "topics": len(self.catalogue),
+            "producers": len(self.producers),
+            "connections": len(self.sessions),
+            "next_event_id": log.next_index,
+            "durable_event_id": log.synced_index,
+            "log_bytes": log.bytes,
+            "segments": len(log.segments),
+            "disk_free_bytes": log.disk.free_bytes(log.folder),
+            "disk_is_full": self.publishing.disk_is_full,
+            "inflight_bytes": self.publishing.inflight_bytes,
+            "published": self.publishing.published_count,
+            "commits": self.publishing.commit_count,
+            "delivered_bytes": self.delivering.delivered_bytes,
+            "checkpoints": self.housekeeping.checkpoint_count,
+        }
+
+    def save(self) -> bytes:
+        """Return the folded state, for a checkpoint."""
+        return msgspec.msgpack.encode(
+            SavedState(self.node, self.catalogue.save(), self.producers.save())
+        )
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what may wait for the disk where it holds nobody up."""
+        if self._executor is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def fail(self, error: Exception) -> None:
+        """Stop at once and answer nothing: what the disk holds is unknown until it is verified."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        logger.critical("the disk failed, nothing more is answered: %s", error)
+        self.publishing.is_stopping = True
+        for session in list(self.sessions):
+            session.abort()
+        self._on_failure(error)
+
+    def _chores_ended(self, chores: asyncio.Task[None]) -> None:
+        """A broker without housekeeping would fill its disk in silence: it fails instead."""
+        if not chores.cancelled() and (error := chores.exception()) is not None:
+            self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    async def stop(self) -> None:
+        """Answer what was taken, say goodbye, leave a checkpoint, and close."""
+        self.publishing.is_stopping = True
+        if self.failure is None:
+            await self._drain()
+        for session in list(self.sessions):
+            session.goodbye(Stopping("the broker is stopping"))
+        self._chores.cancel()
+        await asyncio.wait([self._chores])
+        if self.failure is None:
+            await self.housekeeping.checkpoint()
+        await self.in_thread(self._commit.close)
+        if self._executor is not None:
+            self._executor.shutdown()
+        self.log.close()
+        self._unlock()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self.settings.server.stop_ms / 1000):
+                await self.publishing.drain()
+        except TimeoutError:
+            logger.warning("stopping without waiting longer for the disk")
+
+
+class _Folding:
+    """The state while the log is being opened."""
+
+    def __init__(self) -> None:
+        self.node = secrets.token_hex(6)
+        self.catalogue = Catalogue()
+        self.producers = Producers()
+        self.entry_count = 0
+
+    def load(self, saved: bytes) -> Apply:
+        """Start from a checkpoint's state; return what folds one more entry."""
+        if saved:
+            state = msgspec.msgpack.decode(saved, type=SavedState)
+            self.node = state.node
+            self.catalogue = Catalogue.load(state.catalogue)
+            self.producers = Producers.load(state.producers)
+        return self._apply
+
+    def _apply(self, entry: Entry, body: memoryview) -> None:
+        self.entry_count += 1
+        self.catalogue.apply(entry, body)
+        self.producers.apply(entry, body)
+
+
+def _report(opened: Opened, folder: str, folding: _Folding) -> None:
+    if opened.cut_bytes:
+        logger.warning(
+            "torn tail: %d bytes were never confirmed; saved aside in %s", opened.cut_bytes, folder
+        )
+    logger.info(
+        "log opened: %s, next event id %d, %d topics, %d entries and %d bytes read again",
+        folder, opened.log.next_index, len(folding.catalogue), folding.entry_count,
+        opened.scanned_bytes,
+    )  # fmt: skip
+
+
+

@@ -1,0 +1,197 @@
+"""The topics of a node: a fold of the log.
+
+    created ──▶ active ──▶ ended (deleted, or its lifetime is over): the name is free again
+
+`apply` is the only thing that changes what is durable, and it is called with the same entries in
+the same order by a running broker and by recovery. `staged_offset` runs ahead of `next_offset`
+while a commit is under way; it is the only field that a failed commit puts back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from onward.errors import Forbidden, UnknownTopic
+from onward.message.entry import Entry, Kind
+
+if TYPE_CHECKING:
+    from onward.broker.deliver import Reading
+
+Rule = Literal["read-write", "write-only", "read-only", "closed"]
+
+ENDED_KEPT = 1_000
+
+
+class TopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log and the checkpoint say of a topic."""
+
+    number: int
+    name: str
+    created_at_ms: int = 0
+    expires_at_ms: int = 0
+    """When its lifetime ends; 0 means never."""
+    rule: Rule = "read-write"
+    message_bytes_max: int = 0
+    """0: as the broker's settings say."""
+    retention_ms: int = 0
+    retention_bytes: int = 0
+
+
+class TopicEnding(msgspec.Struct, frozen=True):
+    """What the log says when a topic ends."""
+
+    number: int
+    name: str
+    reason: Literal["deleted", "expired"]
+    ended_at_ms: int
+
+
+class _SavedTopic(msgspec.Struct, frozen=True, array_like=True):
+    record: TopicRecord
+    first_offset: int
+    next_offset: int
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    next_number: int
+    topics: list[_SavedTopic]
+    ended: list[TopicEnding]
+
+
+class Topic:
+    """One topic in the memory of its broker."""
+
+    __slots__ = (
+        "ending", "first_offset", "message_bytes_max", "name", "next_offset", "number",
+        "record", "staged_offset", "waiting", "writable",
+    )  # fmt: skip
+
+    def __init__(self, record: TopicRecord, *, first_offset: int = 0, next_offset: int = 0) -> None:
+        self.number = record.number
+        self.name = record.name
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.staged_offset = next_offset
+        self.ending = False
+        self.waiting: set[Reading] | None = None
+        self.change(record)
+
+    def change(self, record: TopicRecord) -> None:
+        """Take over what an operator changed."""
+        self.record = record
+        self.message_bytes_max = record.message_bytes_max
+        self.writable = record.rule in ("read-write", "write-only")
+
+    @property
+    def readable(self) -> bool:
+        """Tell whether its rule allows reading."""
+        return self.record.rule in ("read-write", "read-only")
+
+
+class Catalogue:
+    """All topics, by name and by number."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Topic] = {}
+        self.by_number: dict[int, Topic] = {}
+        self.ended: deque[TopicEnding] = deque(maxlen=ENDED_KEPT)
+        self.next_number = 1
+        self._lifetimes: list[tuple[int, int]] = []
+        """Heap of (expires_at_ms, number); what was changed since is skipped when it comes up."""
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def find(self, name: str) -> Topic:
+        """Return the topic called `name`, or raise `UnknownTopic`."""
+        topic = self.by_name.get(name)
+        if topic is None:
+            raise UnknownTopic(f"topic {name!r} does not exist")
+        return topic
+
+    def find_readable(self, name: str) -> Topic:
+        """Return the topic if its rule allows reading."""
+        topic = self.find(name)
+        if not topic.readable:
+            raise Forbidden(f"topic {name!r} is {topic.record.rule}: it cannot be read")
+        return topic
+
+    def add(self, record: TopicRecord) -> Topic:
+        """Add a topic that is being created; `apply` makes it durable, `remove` takes it back."""
+        topic = Topic(record)
+        self.by_name[record.name] = topic
+        self.by_number[record.number] = topic
+        self.next_number = max(self.next_number, record.number + 1)
+        self._note_lifetime(record)
+        return topic
+
+    def take_expired(self, *, now_ms: int) -> list[Topic]:
+        """Return the topics whose lifetime is over; each once."""
+        expired = []
+        while self._lifetimes and self._lifetimes[0][0] <= now_ms:
+            expires_at_ms, number = heapq.heappop(self._lifetimes)
+            topic = self.by_number.get(number)
+            if topic is not None and topic.record.expires_at_ms == expires_at_ms:
+                expired.append(topic)
+        return expired
+
+    def _note_lifetime(self, record: TopicRecord) -> None:
+        if record.expires_at_ms:
+            heapq.heappush(self._lifetimes, (record.expires_at_ms, record.number))
+
+    def remove(self, number: int) -> Topic | None:
+        """Forget a topic; its name is free again."""
+        topic = self.by_number.pop(number, None)
+        if topic is not None and self.by_name.get(topic.name) is topic:
+            del self.by_name[topic.name]
+        return topic
+
+    def apply(self, entry: Entry, body: memoryview | bytes) -> None:
+        """Fold one entry."""
+        if entry.kind == Kind.MESSAGES:
+            topic = self.by_number.get(entry.topic)
+            if topic is not None:
+                topic.next_offset = topic.staged_offset = entry.base_offset + entry.count
+        elif entry.kind == Kind.TOPIC_CREATED:
+            record = msgspec.json.decode(body, type=TopicRecord)
+            if record.number not in self.by_number:
+                self.add(record)
+        elif entry.kind == Kind.TOPIC_CHANGED:
+            record = msgspec.json.decode(body, type=TopicRecord)
+            if (changed := self.by_number.get(record.number)) is not None:
+                changed.change(record)
+                self._note_lifetime(record)
+        elif entry.kind == Kind.TOPIC_DELETED:
+            ending = msgspec.json.decode(body, type=TopicEnding)
+            self.remove(ending.number)
+            self.ended.append(ending)
+
+    def save(self) -> bytes:
+        """Return all of it as bytes, for a checkpoint."""
+        topics = [
+            _SavedTopic(topic.record, topic.first_offset, topic.next_offset)
+            for topic in self.by_number.values()
+        ]
+        return msgspec.msgpack.encode(_Saved(self.next_number, topics, list(self.ended)))
+
+    @classmethod
+    def load(cls, saved: bytes) -> Catalogue:
+        """Return what `save` saved; empty bytes give an empty catalogue.
+
+        >>> len(Catalogue.load(b""))
+        0
+        """
+        catalogue = cls()
+        if saved:
+            state = msgspec.msgpack.decode(saved, type=_Saved)
+            for one in state.topics:
+                topic = catalogue.add(one.record)
+                topic.first_offset = one.first_offset
+                topic.next_offset = topic.staged_offset = one.next_offset
+            catalogue.ended.extend(state.ended)
+            catalogue.next_number = state.next_number
+        return catalogue

@@ -1,0 +1,251 @@
+"""THE READ PATH: from the log to a reader.
+
+    open ──▶ pumping ──▶ waiting for new messages ──▶ pumping ...
+                 │  └──▶ waiting for credit, for the socket, for the disk ──▶ pumping
+                 └─────▶ ended: cancelled, the end was reached, or the topic ended
+
+A reader gets raw entries, with their checksums verified and nothing decoded, half a mebibyte at
+a time, as long as it has credit and its socket takes them: the log is the buffer, not the memory
+of the broker. What lies in the page cache is read at once; what needs the disk is read in a
+thread, so one reader of old messages delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from onward.broker.catalogue import Catalogue, Topic
+from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, OnwardError, Overloaded
+from onward.log.disk import Buffer
+from onward.log.log import Log, Span
+from onward.log.segment import Segment
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import End, Read, Start, encode_json
+
+if TYPE_CHECKING:
+    from onward.broker.session import Session
+
+READ_BYTES_MAX = 512 << 10
+READS_PER_SESSION_MAX = 1_000
+
+InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
+
+
+class Reading:
+    """One READ that is open."""
+
+    __slots__ = ("credit_bytes", "follow", "hint", "is_busy", "next_offset", "request_id",
+                 "session", "topic")  # fmt: skip
+
+    def __init__(
+        self, session: Session, request_id: int, topic: Topic, *, next_offset: int,
+        credit_bytes: int, follow: bool,
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.request_id = request_id
+        self.topic = topic
+        self.next_offset = next_offset
+        self.credit_bytes = credit_bytes
+        self.follow = follow
+        self.hint: Segment | None = None
+        self.is_busy = False
+        """A step is planned or under way: nothing else may start one."""
+
+
+class Delivering:
+    """All open READs of a broker."""
+
+    def __init__(self, *, log: Log, catalogue: Catalogue, in_thread: InThread) -> None:
+        self._log = log
+        self._catalogue = catalogue
+        self._in_thread = in_thread
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Session, dict[int, Reading]] = {}
+        self._from_disk: set[asyncio.Task[None]] = set()
+        self.delivered_bytes = 0
+
+    # --- what sessions ask for ---------------------------------------------------------------
+
+    def open(self, session: Session, request_id: int, read: Read) -> None:
+        """Begin a READ."""
+        readings = self._open.setdefault(session, {})
+        if request_id in readings:
+            raise InvalidRequest(f"request id {request_id} is already reading")
+        if len(readings) >= READS_PER_SESSION_MAX:
+            raise Overloaded(f"a connection reads at most {READS_PER_SESSION_MAX} topics at once")
+        topic = self._catalogue.find_readable(read.topic)
+        reading = Reading(
+            session, request_id, topic, next_offset=self.start_offset(topic, read.start),
+            credit_bytes=read.credit_bytes, follow=read.follow,
+        )  # fmt: skip
+        readings[request_id] = reading
+        self._step_soon(reading)
+
+    def credit(self, session: Session, request_id: int, credit_bytes: int) -> None:
+        """Let a READ send more; for one that has just ended this means nothing."""
+        reading = self._open.get(session, {}).get(request_id)
+        if reading is not None:
+            reading.credit_bytes += credit_bytes
+            self._step_soon(reading)
+
+    def cancel(self, session: Session, request_id: int) -> None:
+        """End a READ because its client wants no more."""
+        reading = self._open.get(session, {}).get(request_id)
+        if reading is not None:
+            self._end(reading, "cancelled", "cancelled by the client")
+
+    def resume(self, session: Session) -> None:
+        """The socket of this session takes bytes again."""
+        for reading in self._open.get(session, {}).values():
+            self._step_soon(reading)
+
+    def forget(self, session: Session) -> None:
+        """Drop everything a closed session was reading."""
+        for reading in self._open.pop(session, {}).values():
+            self._stop_waiting(reading)
+
+    # --- what the broker tells ---------------------------------------------------------------
+
+    def wake(self, topic: Topic) -> None:
+        """New messages are there."""
+        waiting, topic.waiting = topic.waiting, None
+        for reading in waiting or ():
+            self._step(reading)
+
+    def end_topic(self, topic: Topic, reason: str) -> None:
+        """Tell the readers of a topic that it is no more."""
+        topic.waiting = None
+        for readings in list(self._open.values()):
+            for reading in [one for one in readings.values() if one.topic is topic]:
+                self._end(reading, "topic_ended", f"topic {topic.name!r} was {reason}")
+
+    def readers_of(self, topic: Topic) -> int:
+        """Return how many READs of this topic wait for new messages."""
+        return len(topic.waiting or ())
+
+    def start_offset(self, topic: Topic, start: str | Start) -> int:
+        """Return the offset that a READ begins with."""
+        if start == "earliest":
+            return topic.first_offset
+        if start == "latest":
+            return topic.next_offset
+        assert isinstance(start, Start)
+        if start.offset is not None:
+            return self._checked(topic, start.offset)
+        if start.time_ms is not None:
+            found = self._log.offset_from_time(topic.number, start.time_ms)
+        else:
+            found = self._log.offset_after_index(topic.number, start.event_id or 0)
+        return topic.next_offset if found is None else max(found, topic.first_offset)
+
+    def _checked(self, topic: Topic, offset: int) -> int:
+        if not topic.first_offset <= offset <= topic.next_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} is outside of topic {topic.name!r}, which holds "
+                f"{topic.first_offset} to {topic.next_offset}"
+            )
+        return offset
+
+    # --- pump --------------------------------------------------------------------------------
+
+    def _step_soon(self, reading: Reading) -> None:
+        """Take the next step in the loop's next turn: big readers share the loop with others."""
+        if not reading.is_busy:
+            reading.is_busy = True
+            self._loop.call_soon(self._planned_step, reading)
+
+    def _planned_step(self, reading: Reading) -> None:
+        reading.is_busy = False
+        self._step(reading)
+
+    def _step(self, reading: Reading) -> None:
+        """Send the next stretch, if there is one and the reader can take it."""
+        if reading.is_busy or not self._is_open(reading) or not reading.session.writable:
+            return
+        if reading.next_offset >= reading.topic.next_offset:
+            self._at_end(reading)
+        elif reading.credit_bytes > 0:
+            self._send_next(reading)
+
+    def _at_end(self, reading: Reading) -> None:
+        if not reading.follow:
+            self._end(reading, "end", "the end of the topic is reached")
+        elif reading.topic.waiting is None:
+            reading.topic.waiting = {reading}
+        else:
+            reading.topic.waiting.add(reading)
+
+    def _send_next(self, reading: Reading) -> None:
+        try:
+            span = self._plan(reading)
+            if span is None:
+                # Nothing is stored between here and the end: it was retained away or removed.
+                reading.next_offset = reading.topic.next_offset
+                self._step_soon(reading)
+                return
+            entries = self._log.read(span, wait=False)
+        except (OSError, OnwardError) as error:
+            self._fail(reading, error)
+            return
+        if entries is None:
+            self._read_from_disk(reading, span)
+        else:
+            self._send(reading, span, entries)
+
+    def _plan(self, reading: Reading) -> Span | None:
+        if reading.next_offset < reading.topic.first_offset:
+            raise OffsetOutOfRange(
+                f"messages {reading.next_offset} to {reading.topic.first_offset - 1} of topic "
+                f"{reading.topic.name!r} were retained away before they were read"
+            )
+        return self._log.plan(
+            reading.topic.number, reading.next_offset, bytes_max=READ_BYTES_MAX, hint=reading.hint
+        )
+
+    def _send(self, reading: Reading, span: Span, entries: Buffer) -> None:
+        reading.hint = span.segment
+        reading.next_offset = span.end_offset
+        reading.credit_bytes -= len(entries)
+        self.delivered_bytes += len(entries)
+        reading.session.send_entries(reading.request_id, entries)
+        self._step_soon(reading)
+
+    def _read_from_disk(self, reading: Reading, span: Span) -> None:
+        reading.is_busy = True
+        task = self._loop.create_task(self._finish_from_disk(reading, span))
+        self._from_disk.add(task)
+        task.add_done_callback(self._from_disk.discard)
+
+    async def _finish_from_disk(self, reading: Reading, span: Span) -> None:
+        try:
+            entries = await self._in_thread(lambda: self._log.read(span, wait=True))
+        except (OSError, OnwardError) as error:
+            reading.is_busy = False
+            if self._is_open(reading):
+                self._fail(reading, error)
+            return
+        reading.is_busy = False
+        if self._is_open(reading) and entries is not None:
+            self._send(reading, span, entries)
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def _is_open(self, reading: Reading) -> bool:
+        return self._open.get(reading.session, {}).get(reading.request_id) is reading
+
+    def _fail(self, reading: Reading, error: OSError | OnwardError) -> None:
+        if isinstance(error, OSError):
+            error = Corruption(f"topic {reading.topic.name!r} cannot be read: {error}")
+        self._end(reading, error.code, str(error))
+
+    def _end(self, reading: Reading, code: str, message: str) -> None:
+        self._stop_waiting(reading)
+        self._open.get(reading.session, {}).pop(reading.request_id, None)
+        end = End(code, message, reading.next_offset)
+        reading.session.send(Kind.END, reading.request_id, encode_json(end))
+
+    def _stop_waiting(self, reading: Reading) -> None:
+        if reading.topic.waiting is not None:
+            reading.topic.waiting.discard(reading)

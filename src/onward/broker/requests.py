@@ -1,0 +1,233 @@
+"""Topics for people and programs: the REQUEST frames, each an operation with a JSON answer.
+
+What changes something answers when it is durable. What lists something answers in pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from onward.broker.catalogue import Rule, Topic, TopicEnding, TopicRecord
+from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
+from onward.message.names import check_topic_name
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import decode_fields, decode_request, encode_json
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.session import Session
+
+LIFETIME_MS_MIN = 10_000
+PAGE_MAX = 10_000
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class TopicCreate(msgspec.Struct, frozen=True):
+    """`topic.create`: create a topic; `exist_ok` makes a second call harmless."""
+
+    topic: str
+    exist_ok: bool = False
+    expires_at_ms: Time = 0
+    lifetime_ms: Time = 0
+    rule: Rule = "read-write"
+    message_bytes_max: Size = 0
+    retention_ms: Time = 0
+    retention_bytes: Time = 0
+
+
+class TopicChange(msgspec.Struct, frozen=True):
+    """`topic.change`: change what is given, leave the rest."""
+
+    topic: str
+    expires_at_ms: Time | None = None
+    lifetime_ms: Time | None = None
+    rule: Rule | None = None
+    message_bytes_max: Size | None = None
+    retention_ms: Time | None = None
+    retention_bytes: Time | None = None
+
+
+class TopicName(msgspec.Struct, frozen=True):
+    """`topic.describe` and `topic.delete`: which one."""
+
+    topic: str
+
+
+class TopicList(msgspec.Struct, frozen=True):
+    """`topic.list`: names after `after`, at most `limit`; `all` adds those that have ended."""
+
+    after: str = ""
+    prefix: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = 1_000
+    all: bool = False
+
+
+class Requests:
+    """Answers the REQUEST frames of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.operations: dict[str, Callable[[Session, int, bytes | bytearray], None]] = {
+            "topic.create": self._create,
+            "topic.change": self._change,
+            "topic.delete": self._delete,
+            "topic.describe": self._describe,
+            "topic.list": self._list,
+            "status": self._status,
+        }
+
+    def take(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        """Answer one REQUEST; raises when it cannot be done."""
+        operation = self.operations.get(decode_request(payload).op)
+        if operation is None:
+            known = ", ".join(sorted(self.operations))
+            raise InvalidRequest(f"there is no such operation; there are: {known}")
+        operation(session, request_id, payload)
+
+    def _create(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, TopicCreate)
+        check_topic_name(wanted.topic)
+        existing = self._broker.catalogue.by_name.get(wanted.topic)
+        if existing is not None and not existing.ending and wanted.exist_ok:
+            self._reply(session, request_id, self.describe(existing))
+            return
+        if existing is not None:
+            state = "is ending" if existing.ending else "exists already"
+            raise AlreadyExists(f"topic {wanted.topic!r} {state}")
+        record = replace(
+            self._broker.publishing.new_record(wanted.topic),
+            expires_at_ms=self._expiry(wanted.expires_at_ms, wanted.lifetime_ms),
+            rule=wanted.rule,
+            message_bytes_max=self._size(wanted.message_bytes_max),
+            retention_ms=wanted.retention_ms,
+            retention_bytes=wanted.retention_bytes,
+        )
+        self._broker.check_writable()
+        topic = self._broker.publishing.create_topic(
+            record, done=self._settle(session, request_id, lambda: self.describe(topic))
+        )
+
+    def _change(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, TopicChange)
+        topic = self._changeable(wanted.topic)
+        changes: dict[str, object] = {
+            name: value
+            for name in ("rule", "retention_ms", "retention_bytes")
+            if (value := getattr(wanted, name)) is not None
+        }
+        if wanted.message_bytes_max is not None:
+            changes["message_bytes_max"] = self._size(wanted.message_bytes_max)
+        if wanted.expires_at_ms is not None or wanted.lifetime_ms is not None:
+            changes["expires_at_ms"] = self._expiry(
+                wanted.expires_at_ms or 0, wanted.lifetime_ms or 0
+            )
+        record: TopicRecord = replace(topic.record, **changes)
+        self._broker.publishing.change_topic(
+            record, done=self._settle(session, request_id, lambda: self.describe(topic))
+        )
+
+    def _delete(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        topic = self._changeable(decode_fields(payload, TopicName).topic)
+        self._broker.end_topic(
+            topic, "deleted", done=self._settle(session, request_id, lambda: {"topic": topic.name})
+        )
+
+    def _describe(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        topic = self._broker.catalogue.find(decode_fields(payload, TopicName).topic)
+        self._reply(session, request_id, self.describe(topic))
+
+    def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, TopicList)
+        catalogue = self._broker.catalogue
+        names = sorted(
+            name
+            for name in catalogue.by_name
+            if name > wanted.after and name.startswith(wanted.prefix)
+        )
+        page = [catalogue.by_name[name] for name in islice(names, wanted.limit)]
+        reply: dict[str, object] = {
+            "topics": [self.describe(topic) for topic in page],
+            "next": page[-1].name if len(names) > len(page) else "",
+            "count": len(catalogue),
+        }
+        if wanted.all and not wanted.after:
+            reply["ended"] = [_ended(e) for e in catalogue.ended if e.name.startswith(wanted.prefix)]
+        self._reply(session, request_id, reply)
+
+    def _status(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        self._reply(session, request_id, self._broker.status())
+
+    def describe(self, topic: Topic) -> dict[str, object]:
+        """Return what there is to know of a topic."""
+        record = topic.record
+        return {
+            "topic": topic.name,
+            "number": topic.number,
+            "state": "ending" if topic.ending else "active",
+            "rule": record.rule,
+            "first_offset": topic.first_offset,
+            "next_offset": topic.next_offset,
+            "messages": topic.next_offset - topic.first_offset,
+            "created_at_ms": record.created_at_ms,
+            "expires_at_ms": record.expires_at_ms,
+            "message_bytes_max": record.message_bytes_max
+            or self._broker.settings.topics.message_bytes_max,
+            "retention_ms": record.retention_ms or self._broker.settings.log.retention_ms,
+            "retention_bytes": record.retention_bytes,
+            "readers": self._broker.delivering.readers_of(topic),
+        }
+
+    def _changeable(self, name: str) -> Topic:
+        topic = self._broker.catalogue.find(name)
+        if name.startswith("@"):
+            raise Forbidden(f"topic {name!r} belongs to the system")
+        if topic.ending:
+            raise AlreadyExists(f"topic {name!r} is ending")
+        self._broker.check_writable(even_when_full=True)
+        return topic
+
+    def _expiry(self, expires_at_ms: int, lifetime_ms: int) -> int:
+        now_ms = self._broker.clock.now_ms()
+        if lifetime_ms:
+            expires_at_ms = now_ms + lifetime_ms
+        if expires_at_ms and expires_at_ms < now_ms + LIFETIME_MS_MIN:
+            raise InvalidRequest(f"a topic lives at least {LIFETIME_MS_MIN} ms")
+        return expires_at_ms
+
+    def _size(self, message_bytes_max: int) -> int:
+        limit = self._broker.settings.topics.batch_bytes_max - 1024
+        if message_bytes_max > limit:
+            raise InvalidRequest(
+                f"message_bytes_max is at most {limit} (topics.batch_bytes_max less its frame)"
+            )
+        return message_bytes_max
+
+    def _settle(
+        self, session: Session, request_id: int, reply: Callable[[], dict[str, object]]
+    ) -> Callable[[OnwardError | None], None]:
+        def done(error: OnwardError | None) -> None:
+            if error is None:
+                self._reply(session, request_id, reply())
+            else:
+                session.refuse(request_id, error)
+
+        return done
+
+    def _reply(self, session: Session, request_id: int, reply: dict[str, object]) -> None:
+        session.send(Kind.REPLY, request_id, encode_json(reply))
+
+
+def _ended(ending: TopicEnding) -> dict[str, object]:
+    return {
+        "topic": ending.name,
+        "number": ending.number,
+        "state": ending.reason,
+        "ended_at_ms": ending.ended_at_ms,
+    }

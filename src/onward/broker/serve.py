@@ -1,0 +1,114 @@
+"""A broker as a process: sockets, signals, exit codes.
+
+    SIGTERM, SIGINT   stop in order: answer what was taken, leave a checkpoint, exit 0
+    the disk fails    exit 74 at once, with nothing answered that is not known to be durable
+    corruption        exit 5, with the command to run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from onward.broker.broker import Broker
+from onward.config import check
+from onward.settings import Settings
+
+logger = logging.getLogger("onward.serve")
+
+EXIT_DISK_FAILED = 74
+BACKLOG = 1024
+
+
+def serve(settings: Settings, *, ready: Callable[[Broker, int], None] | None = None) -> int:
+    """Run a broker until it is told to stop; return the exit code.
+
+    `ready` is called once with the broker and its port, when clients can connect.
+    """
+    check(settings)
+    return run_loop(_serve(settings, ready or (lambda broker, port: None)))
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> int:
+    stop = asyncio.Event()
+    failed: list[Exception] = []
+
+    def on_failure(error: Exception) -> None:
+        failed.append(error)
+        stop.set()
+
+    broker = await Broker.open(settings, on_failure=on_failure)
+    servers = await _listen(broker, settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    _tune()
+    ready(broker, servers[0].sockets[0].getsockname()[1])
+    await stop.wait()
+    if failed:
+        # Nothing may be flushed or answered now: the pages are not to be trusted.
+        logging.shutdown()
+        os._exit(EXIT_DISK_FAILED)
+    logger.info("stopping")
+    for server in servers:
+        server.close()
+    await broker.stop()
+    _remove_socket(settings)
+    return 0
+
+
+async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
+    loop = asyncio.get_running_loop()
+    server = settings.server
+    servers = [
+        await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)
+    ]
+    if server.unix_socket:
+        _remove_socket(settings)
+        servers.append(
+            await loop.create_unix_server(broker.session, server.unix_socket, backlog=BACKLOG)
+        )
+    return servers
+
+
+def _remove_socket(settings: Settings) -> None:
+    path = settings.server.unix_socket
+    if path and _is_dead_socket(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _is_dead_socket(path: str) -> bool:
+    """Tell whether a socket file is left over: nobody answers on it."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _tune() -> None:
+    """What was loaded stays: let the collector look only at what is new, and seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

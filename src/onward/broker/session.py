@@ -1,0 +1,255 @@
+"""One connection of a client: bytes in, frames to the stations, answers out.
+
+    hello ──▶ open ──▶ closing ──▶ closed
+
+All sessions of a broker receive into one shared buffer, so an idle connection costs a few hundred
+bytes. What a client may cost is bounded on both sides: too many unanswered bytes stop the reading,
+a full send buffer stops both the reading and the readers of this session. Whatever is wrong with
+what a client sends ends that client's connection and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from typing import TYPE_CHECKING, cast
+
+from onward.errors import OnwardError, ProtocolError, Unauthenticated
+from onward.protocol.connection import ServerConnection
+from onward.protocol.frames import Kind, frame, frame_head
+from onward.protocol.payloads import (
+    Hello,
+    Welcome,
+    decode_credit,
+    decode_hello,
+    decode_read,
+    encode_error,
+    encode_json,
+    published_frame,
+)
+
+from onward.settings import Token
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+
+logger = logging.getLogger("onward.session")
+
+SEND_BUFFER_BYTES = 1 << 20
+
+
+class Session(asyncio.BufferedProtocol):
+    """Who speaks on one connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connection = ServerConnection()
+        self._transport: asyncio.Transport | None = None
+        self._output: list[bytes] = []
+        self._unanswered_bytes = 0
+        self._is_paused = False
+        self.writable = True
+        self.has_output = False
+        self.held_sequence = 0
+        """A sequence that was refused for now: later ones wait until it came again, in order."""
+        self.hello: Hello | None = None
+        self.principal = ""
+        self.last_heard_ms = broker.clock.monotonic_ms()
+        self.opened_at_ms = self.last_heard_ms
+
+    # --- what the event loop calls -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; a connection above the limit is told so and closed."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
+        self._broker.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say where to receive."""
+        return self._connection.buffer(self._broker.shared_buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received."""
+        self.last_heard_ms = self._broker.now_monotonic_ms
+        try:
+            frames = self._connection.received(nbytes)
+            for kind, request_id, payload in frames:
+                if kind == Kind.PUBLISH:
+                    self._broker.publishing.publish(self, request_id, payload)
+                else:
+                    self._take(kind, request_id, payload)
+        except ProtocolError as error:
+            self.end(error)
+
+    def eof_received(self) -> bool:
+        """Close when the client has closed its side."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything that this connection had open."""
+        self._transport = None
+        self.writable = False
+        self._output.clear()
+        self._broker.closed(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read: send and take nothing more until it does."""
+        self.writable = False
+        self._keep_reading()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self.writable = True
+        self._keep_reading()
+        self._broker.delivering.resume(self)
+
+    # --- frames ------------------------------------------------------------------------------
+
+    def _take(self, kind: int, request_id: int, payload: bytes | bytearray) -> None:
+        try:
+            match kind:
+                case Kind.READ:
+                    self._broker.delivering.open(self, request_id, decode_read(payload))
+                case Kind.CREDIT:
+                    self._broker.delivering.credit(self, request_id, decode_credit(payload))
+                case Kind.CANCEL:
+                    self._broker.delivering.cancel(self, request_id)
+                case Kind.REQUEST:
+                    self._broker.requests.take(self, request_id, payload)
+                case Kind.PING:
+                    self.send(Kind.PONG, request_id)
+                case Kind.HELLO:
+                    self._greet(decode_hello(payload))
+                case Kind.BYE:
+                    self.close()
+        except (ProtocolError, Unauthenticated) as error:
+            self.end(error)
+        except OnwardError as error:
+            self.refuse(request_id, error)
+
+    def _greet(self, hello: Hello) -> None:
+        tokens = self._broker.settings.auth.tokens
+        if tokens:
+            self.principal = _principal(hello.token, tokens)
+        self.hello = hello
+        settings = self._broker.settings
+        welcome = Welcome(
+            version=1,
+            node=self._broker.node,
+            heartbeat_ms=settings.server.heartbeat_ms,
+            frame_bytes_max=self._broker.frame_bytes_max,
+            batch_bytes_max=settings.topics.batch_bytes_max,
+            message_bytes_max=settings.topics.message_bytes_max,
+            publishes_max=self._broker.publishes_max,
+        )
+        self._write(self._connection.welcome(welcome))
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def published(
+        self, request_id: int, offset: int, event_id: int, durability: int, *, repeat: bool = False
+    ) -> None:
+        """Add a receipt to the output; `flush` sends it."""
+        self._output.append(
+            published_frame(request_id, offset, event_id, durability, repeat=repeat)
+        )
+        self.has_output = True
+
+    def flush(self) -> None:
+        """Send the collected output with one write."""
+        self.has_output = False
+        if self._transport is not None and self._output:
+            self._transport.write(b"".join(self._output))
+        self._output.clear()
+
+    def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
+        """Send one frame."""
+        self._write(frame(kind, request_id, payload))
+
+    def _write(self, output: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(output)
+
+    def send_entries(self, request_id: int, entries: bytes | bytearray | memoryview) -> None:
+        """Send entries from where they lie, without copying them into a frame."""
+        if self._transport is not None:
+            head = frame_head(Kind.ENTRIES, request_id, len(entries))
+            self._transport.writelines([head, entries])
+
+    def refuse(self, request_id: int, error: OnwardError) -> None:
+        """Answer a request with an error."""
+        self.send(Kind.ERROR, request_id, encode_error(error))
+
+    def end(self, error: OnwardError) -> None:
+        """Say why, and close. After a fault in the stream nothing it carries has a meaning."""
+        logger.info("session ended: %s (%s)", error, self.peer)
+        self._write(self._connection.fault(error))
+        self.close()
+
+    def goodbye(self, error: OnwardError) -> None:
+        """Tell the client that the broker closes this connection, and close it."""
+        self._write(self._connection.goodbye(code=error.code, message=str(error)))
+        self.close()
+
+    def close(self) -> None:
+        """Close after what was sent is out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- limits ------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        """Return where the client is, for people."""
+        address = self._transport and self._transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            return f"{address[0]}:{address[1]}"
+        return "local"
+
+    @property
+    def has_partial_frame(self) -> bool:
+        """Tell whether a frame has begun and is not complete."""
+        return self._connection.pending_bytes > 0
+
+    def unanswered(self, size: int) -> None:
+        """Count bytes that wait for their answer."""
+        self._unanswered_bytes += size
+        if self._unanswered_bytes > self._broker.connection_bytes_max:
+            self._keep_reading()
+
+    def answered(self, size: int) -> None:
+        """Count bytes that have their answer."""
+        self._unanswered_bytes -= size
+        if self._is_paused:
+            self._keep_reading()
+
+    def _keep_reading(self) -> None:
+        """Read on, or stop reading, as the limits say."""
+        limit = self._broker.connection_bytes_max >> self._is_paused
+        paused = not self.writable or self._unanswered_bytes > limit
+        if paused == self._is_paused or self._transport is None:
+            return
+        self._is_paused = paused
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+def _principal(token: str | None, tokens: tuple[Token, ...]) -> str:
+    """Return whose token this is, in a time that says nothing about the tokens."""
+    found = ""
+    given = (token or "").encode()
+    for known in tokens:
+        if hmac.compare_digest(given, known.secret.encode()):
+            found = known.name
+    if not found:
+        raise Unauthenticated("the token is missing or not known")
+    return found

@@ -1,0 +1,77 @@
+"""A broker inside this process: for `file:` and `memory:` addresses.
+
+It is the real broker, on the real log, spoken to through the real protocol: only the socket is
+missing. A `file:` folder is locked, so nobody else can use it meanwhile. Clients that name the same
+`memory:name` in one loop share one broker; the last to close it ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from onward.broker.broker import Broker
+from onward.client.address import Address
+from onward.client.link import Link
+from onward.client.pipe import connect_pipe
+from onward.errors import NotConnected
+from onward.log.memory_disk import MemoryDisk
+from onward.settings import LogSettings, Settings
+
+
+class Embedded:
+    """A broker that lives as long as its clients."""
+
+    _shared: dict[tuple[int, str], Embedded] = {}  # noqa: RUF012
+
+    def __init__(self, broker: Broker, key: tuple[int, str] | None) -> None:
+        self.broker = broker
+        self._key = key
+        self._users = 1
+
+    @classmethod
+    async def open(cls, address: Address, *, settings: Settings | None = None) -> Embedded:
+        """Start the broker that `address` names, or join the one that runs."""
+        key = (id(asyncio.get_running_loop()), address.place) if _is_shared(address) else None
+        if key is not None and (running := cls._shared.get(key)) is not None:
+            running._users += 1
+            return running
+        embedded = cls(await _open_broker(address, settings), key)
+        if key is not None:
+            cls._shared[key] = embedded
+        return embedded
+
+    async def dial(self, make: Callable[[], Link]) -> Link:
+        """Connect a new link."""
+        if self.broker.failure is not None:
+            raise NotConnected(f"the broker failed: {self.broker.failure}")
+        link = make()
+        connect_pipe(link, self.broker.session(), asyncio.get_running_loop())
+        return link
+
+    async def close(self) -> None:
+        """Leave; the last one stops the broker."""
+        self._users -= 1
+        if self._users == 0:
+            if self._key is not None:
+                del self._shared[self._key]
+            await self.broker.stop()
+
+
+def _is_shared(address: Address) -> bool:
+    return address.scheme == "memory" and bool(address.place)
+
+
+async def _open_broker(address: Address, settings: Settings | None) -> Broker:
+    if address.scheme == "memory":
+        return await Broker.open(settings or _memory_settings(), disk=MemoryDisk())
+    return await Broker.open(settings or Settings(log=LogSettings(folder=address.place)))
+
+
+def _memory_settings() -> Settings:
+    # Everything is gone with the process anyway: no reserve, and segments that give space back.
+    return Settings(
+        log=LogSettings(
+            folder="memory", segment_bytes_max=16 << 20, preallocate_bytes=0, disk_reserve_bytes=0
+        )
+    )

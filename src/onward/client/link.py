@@ -1,0 +1,176 @@
+"""One connection to a broker: frames out, answers matched to their requests.
+
+    connecting ──▶ open ──▶ lost: whoever still waits for an answer is told so, once
+
+A link never comes back; `keeper` makes a new one. It knows nothing of batches or offsets: a
+request is a request id and somebody to call with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from onward.errors import NotConnected, OnwardError, ProtocolError, from_wire
+from onward.protocol.connection import ClientConnection, State
+from onward.protocol.frames import PROTOCOL_VERSION, Kind, frame
+from onward.protocol.payloads import Hello, Welcome, decode_error
+from onward.protocol.receiver import SHARED_BYTES
+
+OnFrame = Callable[[int, bytes | bytearray], None]
+"""Called with (kind, payload) for each frame that carries the request's id."""
+
+SILENT_HEARTBEATS_MAX = 3
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection."""
+
+    def __init__(self, *, name: str, token: str | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = ClientConnection()
+        self._buffer = bytearray(SHARED_BYTES)
+        self._hello = Hello(
+            PROTOCOL_VERSION, client=name, host=socket.gethostname(), pid=os.getpid(), token=token
+        )
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, OnFrame] = {}
+        self._next_id = 1
+        self._heard_at = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._error: OnwardError | None = None
+        self.ready: asyncio.Future[Welcome] = self._loop.create_future()
+        self.lost: asyncio.Future[OnwardError] = self._loop.create_future()
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether requests can be sent."""
+        return self._connection.state is State.OPEN and self._transport is not None
+
+    @property
+    def welcome(self) -> Welcome:
+        """Return the broker's limits."""
+        assert self._connection.welcome is not None, "before WELCOME"
+        return self._connection.welcome
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def expect(self, on_frame: OnFrame) -> int:
+        """Return a new request id; its answers go to `on_frame` until `forget`."""
+        request_id = self._next_id
+        self._next_id = request_id % 0xFFFF_FFFF + 1
+        self._waiting[request_id] = on_frame
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """Expect nothing more for this id."""
+        self._waiting.pop(request_id, None)
+
+    def write(self, *parts: bytes) -> None:
+        """Send bytes that are frames already."""
+        if self._transport is None:
+            raise NotConnected("the connection is lost")
+        self._transport.writelines(parts)
+
+    def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
+        """Send one frame."""
+        self.write(frame(kind, request_id, payload))
+
+    async def close(self) -> None:
+        """Say goodbye and close."""
+        if self._transport is not None:
+            if self.is_open:
+                self._transport.write(self._connection.bye())
+            self._transport.close()
+            await asyncio.wait([self.lost], timeout=1)
+
+    def abort(self, error: OnwardError) -> None:
+        """Close now, for this reason."""
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the event loop calls -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._heard_at = self._loop.time()
+        self._transport.write(self._connection.hello(self._hello))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say where to receive."""
+        return self._connection.buffer(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was received."""
+        self._heard_at = self._loop.time()
+        try:
+            frames = self._connection.received(nbytes)
+        except ProtocolError as error:
+            self.abort(error)
+            return
+        waiting = self._waiting
+        for kind, request_id, payload in frames:
+            on_frame = waiting.get(request_id)
+            if on_frame is not None:
+                on_frame(kind, payload)
+            elif kind == Kind.WELCOME:
+                self._welcomed()
+            elif request_id == 0:
+                self._told(kind, payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everyone who waits."""
+        self._transport = None
+        self._connection.close()
+        if self._beat is not None:
+            self._beat.cancel()
+        error = self._error or NotConnected(f"the connection was lost: {exc or 'closed'}")
+        self.writable.set()
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        if not self.lost.done():
+            self.lost.set_result(error)
+        self._waiting.clear()
+
+    def pause_writing(self) -> None:
+        """The broker does not read for now."""
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        """The broker reads again."""
+        self.writable.set()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _welcomed(self) -> None:
+        if not self.ready.done():
+            self.ready.set_result(self.welcome)
+        self._schedule_beat()
+
+    def _told(self, kind: int, payload: bytes | bytearray) -> None:
+        """The broker speaks of the connection as a whole: it will close it."""
+        if kind == Kind.ERROR:
+            self._error = decode_error(payload)
+        elif kind == Kind.GOODBYE and self._connection.goodbye is not None:
+            goodbye = self._connection.goodbye
+            self._error = from_wire({"code": goodbye.code, "message": goodbye.message})
+
+    def _schedule_beat(self) -> None:
+        self._beat = self._loop.call_later(self.welcome.heartbeat_ms / 1000, self._on_beat)
+
+    def _on_beat(self) -> None:
+        """Ask for a sign of life; a broker that was silent for too long is given up."""
+        silent_s = self._loop.time() - self._heard_at
+        if silent_s * 1000 > SILENT_HEARTBEATS_MAX * self.welcome.heartbeat_ms:
+            self.abort(NotConnected(f"nothing was heard from the broker for {silent_s:.0f} s"))
+        elif self._transport is not None:
+            if self.is_open:
+                self._transport.write(frame(Kind.PING, 0))
+            self._schedule_beat()

@@ -1,0 +1,419 @@
+"""Publishing: messages that are published together travel together, and a repeat is safe.
+
+    publish() ──▶ open batch (per topic) ──▶ sealed, with a sequence ──▶ sent ──▶ answered
+                     one flush per turn of the loop        └── connection lost: sent again
+
+Every batch carries the producer's id and a sequence, so the broker stores it once however often
+it is sent. At most as many sequences are unanswered as the broker remembers; while that many
+are under way, batches fill. A publish fails with `OutcomeUnknown` only when it may have been
+stored: it was sent, and its deadline passed without an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from onward.client.link import Link
+from onward.client.receipt import DURABILITIES, BatchReceipt, Receipt
+from onward.errors import (
+    MessageTooLarge,
+    NotConnected,
+    OnwardError,
+    OutcomeUnknown,
+    Overloaded,
+    Stopping,
+)
+from onward.message.batch import encode_batch
+from onward.message.names import check_topic_name
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import decode_error, decode_published, publish_head
+
+BATCH_MESSAGES_MAX = 4_096
+BATCH_BYTES_MAX = 1 << 20
+WAITING_BYTES_MAX = 64 << 20
+CHECK_EVERY_S = 0.25
+MESSAGE_COST_BYTES = 64
+
+Headers = Mapping[str, str | bytes]
+
+
+class Optional:
+    """The optional columns of an open batch: lists that exist once somebody used them."""
+
+    __slots__ = ("headers", "keys", "priorities", "tags", "tenants", "trace_ids")
+
+    def __init__(self) -> None:
+        self.keys: list[str | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.tags: list[str | None] | None = None
+        self.trace_ids: list[str | None] | None = None
+        self.priorities: list[int | None] | None = None
+        self.tenants: list[str | None] | None = None
+
+    def set(self, name: str, number: int, value: object) -> None:
+        """Set one value of the message with this number."""
+        column = getattr(self, name)
+        if column is None:
+            column = []
+            setattr(self, name, column)
+        column.extend([None] * (number - len(column)))
+        column.append(value)
+
+    def columns(self, count: int) -> dict[str, list[object]]:
+        """Return the columns that are used, each as long as the batch."""
+        used = {}
+        for name in self.__slots__:
+            column = getattr(self, name)
+            if column is not None:
+                column.extend([None] * (count - len(column)))
+                used[name] = column
+        return used
+
+
+class OpenBatch:
+    """Single publishes to one topic that will travel together."""
+
+    __slots__ = ("bodies", "bytes", "deadline", "durability", "futures", "optional", "topic")
+
+    def __init__(self, topic: str, durability: int, deadline: float) -> None:
+        self.topic = topic
+        self.durability = durability
+        self.deadline = deadline
+        self.bodies: list[bytes] = []
+        self.futures: list[asyncio.Future[Receipt]] = []
+        self.optional: Optional | None = None
+        self.bytes = 0
+
+    def settle(self, offset: int, event_id: int, durability: str) -> None:
+        """Give each message its receipt."""
+        topic = self.topic
+        for future in self.futures:
+            if not future.done():
+                future.set_result(Receipt(topic, offset, event_id, durability))
+            offset += 1
+
+    def split(self) -> list[OpenBatch]:
+        """Return a batch per message: one of them is refused, the others are not to suffer."""
+        columns = {} if self.optional is None else self.optional.columns(len(self.bodies))
+        singles = []
+        for number, body in enumerate(self.bodies):
+            single = OpenBatch(self.topic, self.durability, self.deadline)
+            single.bodies, single.futures = [body], [self.futures[number]]
+            single.bytes = len(body) + MESSAGE_COST_BYTES
+            if columns:
+                single.optional = Optional()
+                for name, column in columns.items():
+                    single.optional.set(name, 0, column[number])
+            singles.append(single)
+        return singles
+
+    def fail(self, error: OnwardError) -> None:
+        """Tell each publisher."""
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class WholeBatch:
+    """What `publish_many` sends: one atomic batch with one receipt."""
+
+    __slots__ = ("deadline", "durability", "encoded", "future", "size", "topic")
+
+    def __init__(
+        self, topic: str, durability: int, deadline: float, *, size: int,
+        encoded: Callable[[int, int], bytes], future: asyncio.Future[BatchReceipt],
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.durability = durability
+        self.deadline = deadline
+        self.size = size
+        self.encoded = encoded
+        self.future = future
+
+    def settle(self, offset: int, event_id: int, durability: str) -> None:
+        """Give the receipt."""
+        if not self.future.done():
+            self.future.set_result(
+                BatchReceipt(self.topic, offset, self.size, event_id, durability)
+            )
+
+    def fail(self, error: OnwardError) -> None:
+        """Tell the publisher."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Sent:
+    """A sealed batch: its bytes never change again, so that a repeat is the same."""
+
+    __slots__ = ("batch", "encoded", "is_sent", "sequence")
+
+    def __init__(self, batch: OpenBatch | WholeBatch, sequence: int, encoded: bytes) -> None:
+        self.batch = batch
+        self.sequence = sequence
+        self.encoded = encoded
+        self.is_sent = False
+
+
+class Producer:
+    """Publishes for one client."""
+
+    def __init__(self, *, producer_id: int, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._producer_id = producer_id
+        self._timeout_s = timeout_s
+        self._link: Link | None = None
+        self._open: dict[tuple[str, int], OpenBatch] = {}
+        self._waiting: deque[OpenBatch | WholeBatch] = deque()
+        self._sent: dict[int, Sent] = {}
+        self._next_sequence = 1
+        self._flush_is_due = False
+        self._not_before = 0.0
+        self._check: asyncio.TimerHandle | None = None
+        self._space = asyncio.Event()
+        self.waiting_bytes = 0
+        self.is_closed = False
+
+    # --- taking ------------------------------------------------------------------------------
+
+    def publish(
+        self, topic: str, body: bytes, *, durability: int, optional: dict[str, object] | None
+    ) -> asyncio.Future[Receipt]:
+        """Add one message to the open batch of its topic."""
+        key = topic, durability
+        batch = self._open.get(key)
+        if batch is None:
+            batch = self._open[key] = self._new_batch(topic, durability)
+        if optional:
+            self._set_optional(batch, optional)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        batch.bodies.append(body)
+        batch.futures.append(future)
+        size = len(body) + MESSAGE_COST_BYTES
+        batch.bytes += size
+        self.waiting_bytes += size
+        if len(batch.bodies) >= BATCH_MESSAGES_MAX or batch.bytes >= BATCH_BYTES_MAX:
+            del self._open[key]
+            self._waiting.append(batch)
+        if not self._flush_is_due:
+            self._flush_soon()
+        return future
+
+    def publish_many(
+        self, topic: str, bodies: list[bytes], *, durability: int,
+        columns: dict[str, Sequence[object]], compression: str | None, deadline: float | None,
+    ) -> asyncio.Future[BatchReceipt]:  # fmt: skip
+        """Send all of them as one batch."""
+        time_ms = time.time_ns() // 1_000_000
+
+        def encoded(producer_id: int, sequence: int) -> bytes:
+            return encode_batch(
+                bodies, producer_id=producer_id, sequence=sequence, time_ms=time_ms,
+                compression=compression, **columns,  # type: ignore[arg-type]
+            )  # fmt: skip
+
+        future: asyncio.Future[BatchReceipt] = self._loop.create_future()
+        deadline = deadline if deadline is not None else self._loop.time() + self._timeout_s
+        batch = WholeBatch(
+            topic, durability, deadline, size=len(bodies), encoded=encoded, future=future
+        )
+        self._seal_open(topic, durability)
+        self._waiting.append(batch)
+        self.waiting_bytes += len(bodies) * MESSAGE_COST_BYTES
+        self._flush_soon()
+        return future
+
+    async def space(self) -> None:
+        """Return when there is room for more."""
+        while self.waiting_bytes > WAITING_BYTES_MAX:
+            self._space.clear()
+            await self._space.wait()
+
+    def check_space(self) -> None:
+        """Raise `Overloaded` when there is no room for more."""
+        if self.waiting_bytes > WAITING_BYTES_MAX:
+            raise Overloaded("too many publishes wait for the broker", retry_after_ms=100)
+
+    # --- the link ----------------------------------------------------------------------------
+
+    def use(self, link: Link | None) -> None:
+        """Go on with a new link: first again what has no answer, in its order."""
+        self._link = link
+        if link is not None:
+            self._not_before = 0.0
+            for sent in list(self._sent.values()):
+                self._send(link, sent)
+            self._flush_soon()
+
+    def close(self, error: OnwardError) -> None:
+        """Fail everything that is still waiting."""
+        self.is_closed = True
+        if self._check is not None:
+            self._check.cancel()
+        for sent in list(self._sent.values()):
+            self._fail(sent, error)
+        for batch in (*self._waiting, *self._open.values()):
+            batch.fail(error)
+        self._waiting.clear()
+        self._open.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether everything is answered."""
+        return not (self._sent or self._waiting or self._open)
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        """Flush when the tasks that are ready now have published: they share batches."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._check is None and not self.is_idle:
+            self._check = self._loop.call_later(CHECK_EVERY_S, self._check_deadlines)
+        link = self._link
+        if link is None or not link.is_open or self._loop.time() < self._not_before:
+            return
+        window = link.welcome.publishes_max
+        while (self._waiting or self._open) and link.writable.is_set():
+            if self._sent and self._next_sequence - next(iter(self._sent)) >= window:
+                return
+            if not self._waiting:
+                self._waiting.append(self._open.pop(next(iter(self._open))))
+            self._seal(link, self._waiting.popleft())
+
+    def _seal(self, link: Link, batch: OpenBatch | WholeBatch) -> None:
+        """Give a batch its sequence and send it."""
+        sequence = self._next_sequence
+        try:
+            encoded = self._encode(batch, sequence)
+            if len(encoded) > link.welcome.batch_bytes_max:
+                raise MessageTooLarge(
+                    f"a batch of {len(encoded)} bytes is too large: the broker takes "
+                    f"{link.welcome.batch_bytes_max}"
+                )
+        except OnwardError as error:
+            self._release(batch)
+            batch.fail(error)
+            return
+        self._next_sequence = sequence + 1
+        sent = self._sent[sequence] = Sent(batch, sequence, encoded)
+        self._send(link, sent)
+
+    def _encode(self, batch: OpenBatch | WholeBatch, sequence: int) -> bytes:
+        if isinstance(batch, WholeBatch):
+            return batch.encoded(self._producer_id, sequence)
+        optional = batch.optional
+        columns = {} if optional is None else optional.columns(len(batch.bodies))
+        return encode_batch(
+            batch.bodies, producer_id=self._producer_id, sequence=sequence,
+            time_ms=time.time_ns() // 1_000_000, **columns,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _send(self, link: Link, sent: Sent) -> None:
+        request_id = link.expect(lambda kind, payload: self._answered(link, request_id, sent, kind, payload))
+        batch = sent.batch
+        head = publish_head(
+            request_id, batch.topic, durability=batch.durability, batch_bytes=len(sent.encoded)
+        )
+        sent.is_sent = True
+        link.write(head, sent.encoded)
+
+    def _answered(
+        self, link: Link, request_id: int, sent: Sent, kind: int, payload: bytes | bytearray
+    ) -> None:
+        link.forget(request_id)
+        if sent.sequence not in self._sent:
+            return
+        if kind == Kind.PUBLISHED:
+            offset, event_id, durability, _ = decode_published(payload)
+            self._forget(sent)
+            sent.batch.settle(offset, event_id, DURABILITIES[durability & 3])
+        else:
+            self._refused(link, sent, decode_error(payload))
+        if not self._flush_is_due and (self._waiting or self._open):
+            self._flush_soon()
+
+    def _refused(self, link: Link, sent: Sent, error: OnwardError) -> None:
+        """Try again later what the broker could not take now; fail the rest."""
+        if isinstance(error, Overloaded | Stopping) and self._loop.time() < sent.batch.deadline:
+            pause_s = max(getattr(error, "retry_after_ms", 0), 20) / 1000
+            self._not_before = self._loop.time() + pause_s
+            sent.is_sent = False
+            self._loop.call_later(pause_s, self._again, link, sent)
+            return
+        batch = sent.batch
+        if isinstance(error, MessageTooLarge) and isinstance(batch, OpenBatch) and len(batch.bodies) > 1:
+            self._forget(sent)
+            self._waiting.extendleft(reversed(batch.split()))
+            self.waiting_bytes += batch.bytes
+            return
+        self._fail(sent, error)
+
+    def _again(self, link: Link, sent: Sent) -> None:
+        if link is self._link and link.is_open and sent.sequence in self._sent:
+            self._send(link, sent)
+            self._flush_soon()
+
+    # --- settling ----------------------------------------------------------------------------
+
+    def _check_deadlines(self) -> None:
+        """Fail what waited too long; say whether it may have been stored."""
+        self._check = None
+        now = self._loop.time()
+        for sent in [one for one in self._sent.values() if one.batch.deadline <= now]:
+            topic = sent.batch.topic
+            if sent.is_sent:
+                self._fail(sent, OutcomeUnknown(f"no answer in time for a publish to {topic!r}"))
+            else:
+                self._fail(sent, NotConnected(f"a publish to {topic!r} found no broker in time"))
+        self._waiting = deque([one for one in self._waiting if not self._expire(one, now)])
+        for key in [key for key, one in self._open.items() if self._expire(one, now)]:
+            del self._open[key]
+        if not self.is_idle:
+            self._check = self._loop.call_later(CHECK_EVERY_S, self._check_deadlines)
+
+    def _expire(self, batch: OpenBatch | WholeBatch, now: float) -> bool:
+        if batch.deadline > now:
+            return False
+        self._release(batch)
+        batch.fail(NotConnected(f"a publish to {batch.topic!r} found no broker in time"))
+        return True
+
+    def _fail(self, sent: Sent, error: OnwardError) -> None:
+        self._forget(sent)
+        sent.batch.fail(error)
+
+    def _forget(self, sent: Sent) -> None:
+        del self._sent[sent.sequence]
+        self._release(sent.batch)
+
+    def _release(self, batch: OpenBatch | WholeBatch) -> None:
+        if isinstance(batch, OpenBatch):
+            self.waiting_bytes -= batch.bytes
+        else:
+            self.waiting_bytes -= batch.size * MESSAGE_COST_BYTES
+        if self.waiting_bytes <= WAITING_BYTES_MAX:
+            self._space.set()
+
+    def _new_batch(self, topic: str, durability: int) -> OpenBatch:
+        check_topic_name(topic)
+        return OpenBatch(topic, durability, self._loop.time() + self._timeout_s)
+
+    def _seal_open(self, topic: str, durability: int) -> None:
+        """Keep the order: what was published before goes before."""
+        batch = self._open.pop((topic, durability), None)
+        if batch is not None:
+            self._waiting.append(batch)
+
+    def _set_optional(self, batch: OpenBatch, optional: dict[str, object]) -> None:
+        if batch.optional is None:
+            batch.optional = Optional()
+        for name, value in optional.items():
+            batch.optional.set(name, len(batch.bodies), value)

@@ -1,0 +1,216 @@
+"""Reading a topic: a stream of entries with credit, decoded here and nowhere before.
+
+    opened ──▶ receiving ──▶ ended: the end (without `follow`), the topic ended, or closed
+                  └── connection lost: opened again at the next offset
+
+The broker sends only as much as there is credit for, so a slow program costs memory nowhere. Batches
+are decoded when they are asked for; `batches()` gives columns, iterating gives messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Literal
+
+from onward.client.keeper import Keeper
+from onward.client.link import Link
+from onward.errors import OnwardError, Overloaded, Stopping, from_wire
+from onward.message.batch import Batch, batches_of, decode_batch, messages_of
+from onward.message.entry import entry_heads
+from onward.message.message import Message
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import (
+    Read,
+    Start,
+    credit_frame,
+    decode_end,
+    decode_error,
+    encode_json,
+)
+
+CREDIT_BYTES = 4 << 20
+RAW_BYTES_MAX = 64 << 20
+
+ReadStart = Literal["earliest", "latest"] | Start
+
+
+class ReadBatch:
+    """Messages that were published together, as columns.
+
+    `bodies` and the other columns begin at `first_offset`.
+    """
+
+    __slots__ = ("_batch", "_skip", "count", "event_id", "first_offset", "published_at_ms", "topic")
+
+    def __init__(
+        self, batch: Batch, *, topic: str, first_offset: int, event_id: int, published_at_ms: int,
+        skip: int,
+    ) -> None:  # fmt: skip
+        self._batch = batch
+        self._skip = skip
+        self.topic = topic
+        self.first_offset = first_offset + skip
+        self.count = batch.count - skip
+        self.event_id = event_id
+        self.published_at_ms = published_at_ms
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Return all bodies."""
+        return self._batch.bodies[self._skip :] if self._skip else self._batch.bodies
+
+    @property
+    def columns(self) -> Batch:
+        """Return the whole batch as it was published; it may begin before `first_offset`."""
+        return self._batch
+
+    def messages(self) -> list[Message]:
+        """Return each message as an object."""
+        messages = messages_of(
+            self._batch,
+            topic=self.topic,
+            base_offset=self.first_offset - self._skip,
+            published_at_ms=self.published_at_ms,
+            event_id=self.event_id,
+        )
+        return messages[self._skip :] if self._skip else messages
+
+
+class Reader:
+    """A topic being read. Use it with `async for`, or its `batches()`, once."""
+
+    def __init__(
+        self, keeper: Keeper, topic: str, *, start: ReadStart, follow: bool, timeout_s: float,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> None:  # fmt: skip
+        self._keeper = keeper
+        self._topic = topic
+        self._start = start
+        self._follow = follow
+        self._timeout_s = timeout_s
+        self._credit_bytes = credit_bytes
+        self._link: Link | None = None
+        self._request_id = 0
+        self._received: deque[bytes | bytearray] = deque()
+        self._arrived = asyncio.Event()
+        self._end: OnwardError | Literal["end"] | None = None
+        self._next_offset: int | None = None
+        self._first_wanted = start.offset or 0 if isinstance(start, Start) else 0
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Give each message."""
+        return self._messages()
+
+    async def _messages(self) -> AsyncGenerator[Message]:
+        batches = self.batches()
+        try:
+            async for batch in batches:
+                for message in batch.messages():
+                    yield message
+        finally:
+            await batches.aclose()
+
+    async def batches(self) -> AsyncGenerator[ReadBatch]:
+        """Give each batch as it was published."""
+        try:
+            while (entries := await self._next_entries()) is not None:
+                for batch in self._decode(entries):
+                    yield batch
+        finally:
+            self._cancel()
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    async def _next_entries(self) -> bytes | bytearray | None:
+        """Return the next entries; None at the end. Gives the credit of what was taken back."""
+        while not self._received:
+            if self._end == "end":
+                return None
+            if self._end is not None:
+                raise self._end
+            if self._link is None or not self._link.is_open:
+                await self._open()
+            self._arrived.clear()
+            await self._wait()
+        entries = self._received.popleft()
+        if self._link is not None and self._link.is_open and self._end is None:
+            self._link.write(credit_frame(self._request_id, len(entries)))
+        return entries
+
+    async def _wait(self) -> None:
+        """Wait for something to arrive, or for the link to be lost."""
+        link = self._link
+        if self._received or self._end is not None or link is None or link.lost.done():
+            return
+        link.lost.add_done_callback(self._wake)
+        try:
+            await self._arrived.wait()
+        finally:
+            link.lost.remove_done_callback(self._wake)
+
+    def _wake(self, _: object) -> None:
+        self._arrived.set()
+
+    async def _open(self) -> None:
+        link = await self._keeper.connected(timeout_s=self._timeout_s)
+        start = self._start if self._next_offset is None else Start(offset=self._next_offset)
+        read = Read(self._topic, start, self._credit_bytes, self._follow)
+        self._link = link
+        self._request_id = link.expect(self._take)
+        link.send(Kind.READ, self._request_id, encode_json(read))
+
+    def _take(self, kind: int, payload: bytes | bytearray) -> None:
+        if kind == Kind.ENTRIES:
+            self._received.append(payload)
+            self._note_offset(payload)
+        elif kind == Kind.END:
+            end = decode_end(payload)
+            self._finish(from_wire({"code": end.code, "message": end.message}), end.code)
+        else:
+            error = decode_error(payload)
+            self._finish(error, error.code)
+        self._arrived.set()
+
+    def _note_offset(self, entries: bytes | bytearray) -> None:
+        """Remember where a new link would go on: after what has arrived."""
+        for entry in entry_heads(entries):
+            self._next_offset = entry.base_offset + entry.count
+
+    def _finish(self, error: OnwardError, code: str) -> None:
+        if self._link is not None:
+            self._link.forget(self._request_id)
+        if code in ("end", "cancelled"):
+            self._end = "end"
+        elif isinstance(error, Stopping | Overloaded):
+            self._link = None
+        else:
+            self._end = error
+
+    def _cancel(self) -> None:
+        if self._link is not None and self._link.is_open and self._end is None:
+            self._link.send(Kind.CANCEL, self._request_id)
+            self._link.forget(self._request_id)
+        self._end = self._end or "end"
+
+    # --- decoding ----------------------------------------------------------------------------
+
+    def _decode(self, entries: bytes | bytearray) -> list[ReadBatch]:
+        found = []
+        for entry in entry_heads(entries):
+            offset, start = entry.base_offset, entry.body_position
+            for at, header in batches_of(entries, start, start + entry.body_bytes):
+                after = offset + header.count
+                if after > self._first_wanted:
+                    batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
+                    found.append(
+                        ReadBatch(
+                            batch, topic=self._topic, first_offset=offset,
+                            event_id=entry.index, published_at_ms=entry.time_ms,
+                            skip=max(0, self._first_wanted - offset),
+                        )
+                    )  # fmt: skip
+                offset = after
+            self._first_wanted = max(self._first_wanted, offset)
+        return found

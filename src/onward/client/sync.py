@@ -1,0 +1,312 @@
+"""The client for threads: the same calls, blocking.
+
+    any thread ──▶ Sync client ──▶ its own thread with an event loop ──▶ Client
+
+It is a real facade over the asynchronous client, with a thread and a loop of its own, so it can be
+used from any number of threads at once, also from inside a program that has a loop. Calls of
+different threads share batches like those of different tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from onward.client.client import Client, DurabilityName, Tags, connect
+from onward.client.reader import ReadBatch, Reader
+from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.topics import Duration, TopicInfo
+from onward.errors import NotConnected
+from onward.message.message import Message
+from onward.settings import Settings
+
+T = TypeVar("T")
+
+
+def connect_sync(
+    address: str = "localhost:7700",
+    *,
+    token: str | None = None,
+    name: str | None = None,
+    timeout: Duration = "30s",
+    durability: DurabilityName | None = None,
+    settings: Settings | None = None,
+) -> SyncClient:
+    """Return a blocking client to use with `with`; the arguments are those of `connect`.
+
+    >>> with connect_sync("memory:") as mq:
+    ...     receipt = mq.publish("orders", {"id": 7})
+    ...     [message.json() for message in mq.read("orders")]
+    [{'id': 7}]
+    """
+    return SyncClient(
+        lambda: connect(
+            address, token=token, name=name, timeout=timeout, durability=durability,
+            settings=settings,
+        )
+    )  # fmt: skip
+
+
+class SyncClient:
+    """A blocking client. Made by `connect_sync`."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._make = make
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        """Connect, or raise why that is not possible."""
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for what was published, then close."""
+        self.close(drain=error is None)
+
+    def open(self) -> None:
+        """Connect; `with` does it by itself."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="onward-client", daemon=True
+        )
+        self._thread.start()
+        self._client = self._make()
+        try:
+            self._run(self._client.open())
+        except BaseException:
+            self._client = None
+            self._end_thread()
+            raise
+
+    def close(self, *, drain: bool = True) -> None:
+        """Close; with `drain` only after what was published has its answer or its deadline."""
+        if self._client is not None:
+            try:
+                self._run(self._client.close(drain=drain))
+            finally:
+                self._client = None
+                self._end_thread()
+
+    # --- publish -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        tag: Tags = None,
+        trace_id: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        durability: DurabilityName | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipt:
+        """Publish one message and return when it is as safe as asked for."""
+        return self._run(
+            self._open().publish(
+                topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id,
+                priority=priority, tenant=tenant, durability=durability, timeout=timeout,
+            )
+        )  # fmt: skip
+
+    def publish_soon(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        tag: Tags = None,
+        trace_id: str | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        durability: DurabilityName | None = None,
+    ) -> concurrent.futures.Future[Receipt]:
+        """Publish one message without waiting; the future gives the receipt or the error."""
+        return asyncio.run_coroutine_threadsafe(
+            self._open().publish(
+                topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id,
+                priority=priority, tenant=tenant, durability=durability,
+            ),
+            self._running(),
+        )  # fmt: skip
+
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[object],
+        *,
+        keys: Sequence[str | None] | None = None,
+        headers: Sequence[Mapping[str, str | bytes] | None] | None = None,
+        tags: Sequence[str | None] | None = None,
+        trace_ids: Sequence[str | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        tenants: Sequence[str | None] | None = None,
+        durability: DurabilityName | None = None,
+        compression: Literal["zstd", "lz4"] | None = None,
+        timeout: Duration | None = None,
+    ) -> BatchReceipt:
+        """Publish many messages as one batch: all of them are stored, or none."""
+        return self._run(
+            self._open().publish_many(
+                topic, bodies, keys=keys, headers=headers, tags=tags, trace_ids=trace_ids,
+                priorities=priorities, tenants=tenants, durability=durability,
+                compression=compression, timeout=timeout,
+            )
+        )  # fmt: skip
+
+    # --- read --------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: str | int | datetime | timedelta = "earliest",
+        after_event_id: int | None = None,
+        follow: bool = False,
+    ) -> SyncReader:
+        """Return a reader of a topic, for `for`."""
+
+        async def make() -> Reader:
+            return self._open().read(
+                topic, start=start, after_event_id=after_event_id, follow=follow
+            )
+
+        return SyncReader(self._run(make()), self._run)
+
+    def get(self, topic: str, offset: int) -> Message:
+        """Return one message by its offset."""
+        return self._run(self._open().get(topic, offset))
+
+    # --- topics ------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        lifetime: Duration | None = None,
+        expires_at: datetime | int | None = None,
+        rule: Literal["read-write", "write-only", "read-only", "closed"] = "read-write",
+        message_bytes_max: int = 0,
+        retention: Duration | None = None,
+        retention_bytes: int = 0,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """Create a topic. Publishing creates one by itself; this sets how it is to be."""
+        return self._run(
+            self._open().create_topic(
+                topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
+                message_bytes_max=message_bytes_max, retention=retention,
+                retention_bytes=retention_bytes, exist_ok=exist_ok,
+            )
+        )  # fmt: skip
+
+    def change_topic(
+        self,
+        topic: str,
+        *,
+        lifetime: Duration | None = None,
+        expires_at: datetime | int | None = None,
+        rule: Literal["read-write", "write-only", "read-only", "closed"] | None = None,
+        message_bytes_max: int | None = None,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+    ) -> TopicInfo:
+        """Change what is given, leave the rest."""
+        return self._run(
+            self._open().change_topic(
+                topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
+                message_bytes_max=message_bytes_max, retention=retention,
+                retention_bytes=retention_bytes,
+            )
+        )  # fmt: skip
+
+    def delete_topic(self, topic: str) -> None:
+        """End a topic now: its readers are told, its name is free, its space comes back."""
+        self._run(self._open().delete_topic(topic))
+
+    def topic(self, topic: str) -> TopicInfo:
+        """Return what there is to know of one topic."""
+        return self._run(self._open().topic(topic))
+
+    def has_topic(self, topic: str) -> bool:
+        """Tell whether a topic exists."""
+        return self._run(self._open().has_topic(topic))
+
+    def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicInfo]:
+        """Return all topics in the order of their names."""
+        return self._run(self._open().topics(prefix=prefix, ended=ended))
+
+    def status(self) -> dict[str, Any]:
+        """Return how the broker is: version, log, disk, connections, counts."""
+        return self._run(self._open().status())
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _open(self) -> Client:
+        if self._client is None:
+            raise NotConnected("this client is not open: use 'with connect_sync(...) as mq'")
+        return self._client
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "an open client has a loop"
+        return self._loop
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _end_thread(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class SyncReader:
+    """A topic being read by a thread. Use it with `for`, or its `batches()`, once."""
+
+    def __init__(self, reader: Reader, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._reader = reader
+        self._run = run
+
+    def __iter__(self) -> Iterator[Message]:
+        """Give each message."""
+        for batch in self.batches():
+            yield from batch.messages()
+
+    def batches(self) -> Iterator[ReadBatch]:
+        """Give each batch as it was published."""
+        batches = self._reader.batches()
+        try:
+            while (batch := self._run(_next(batches))) is not None:
+                yield batch
+        finally:
+            self._run(_close(batches))
+
+
+async def _next(batches: AsyncGenerator[ReadBatch]) -> ReadBatch | None:
+    return await anext(batches, None)
+
+
+async def _close(batches: AsyncGenerator[ReadBatch]) -> None:
+    await batches.aclose()

@@ -1,0 +1,83 @@
+"""What a client knows of a topic, and the words it uses to ask for one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from onward.durations import parse_duration_ms
+from onward.errors import InvalidRequest
+from onward.protocol.payloads import Start
+
+Duration = str | int | timedelta
+Instant = str | int | datetime
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic, as its broker describes it."""
+
+    topic: str
+    number: int
+    state: str
+    """`active`, `ending`, or how it ended: `deleted`, `expired`."""
+    rule: str = ""
+    first_offset: int = 0
+    next_offset: int = 0
+    messages: int = 0
+    created_at_ms: int = 0
+    expires_at_ms: int = 0
+    ended_at_ms: int = 0
+    message_bytes_max: int = 0
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    readers: int = 0
+
+
+def duration_ms(value: Duration) -> int:
+    """Return a duration in milliseconds; a number is milliseconds already.
+
+    >>> duration_ms("10m"), duration_ms(timedelta(seconds=2)), duration_ms(5)
+    (600000, 2000, 5)
+    """
+    if isinstance(value, timedelta):
+        return round(value.total_seconds() * 1000)
+    return parse_duration_ms(value)
+
+
+def instant_ms(value: datetime | int) -> int:
+    """Return an instant in milliseconds since 1970; a naive datetime is local time.
+
+    >>> instant_ms(datetime(2026, 1, 1, tzinfo=UTC))
+    1767225600000
+    """
+    if isinstance(value, datetime):
+        return round(value.timestamp() * 1000)
+    return value
+
+
+def read_start(
+    start: str | int | datetime | timedelta, after_event_id: int | None, *, now_ms: int
+) -> Start | str:
+    """Return where a read begins, from all the ways to say it.
+
+    >>> read_start("earliest", None, now_ms=0)
+    'earliest'
+    >>> read_start("10m", None, now_ms=700_000).time_ms
+    100000
+    >>> read_start(7, None, now_ms=0).offset
+    7
+    """
+    if after_event_id is not None:
+        return Start(event_id=after_event_id)
+    if isinstance(start, bool):
+        raise InvalidRequest("a start is 'earliest', 'latest', an offset, a time or a duration ago")
+    if isinstance(start, int):
+        if start < 0:
+            raise InvalidRequest(f"offset {start} is negative")
+        return Start(offset=start)
+    if isinstance(start, datetime):
+        return Start(time_ms=instant_ms(start))
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return start
+    return Start(time_ms=now_ms - duration_ms(start))

@@ -1,0 +1,151 @@
+"""Durations, sizes and instants, as people write them.
+
+    duration   "45s"  "10m"  "1h30m"  "7d"  "500ms"  500 (milliseconds)   -> milliseconds
+    size       "64MiB"  "1GiB"  "10MB" (10 million)  4096 (bytes)         -> bytes
+    instant    "2026-11-16T10:00:00Z"  "10m" (ago)  "now"  1794823200000  -> ms since 1970
+
+Each is read by a `parse_` function and written by a `format_` function whose text reads back as
+the same number. An instant without a zone is UTC, so that it means the same on every machine.
+What cannot be read raises InvalidRequest with the forms that can. No clock is looked at here.
+"""
+
+import re
+from datetime import UTC, datetime
+
+from onward.errors import InvalidRequest
+
+_UNIT_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+# From large to small and each at most once: "1h30m" is a duration, "30m1h" a mistake.
+_DURATION = re.compile("".join(rf"(?:(\d{{1,15}}){unit})?" for unit in _UNIT_MS), re.ASCII)
+_DURATION_MS_MAX = 1_000 * 365 * _UNIT_MS["d"]
+
+_UNIT_BYTES = {"b": 1} | {
+    f"{prefix}{suffix}": step**power
+    for suffix, step in (("ib", 1024), ("b", 1000))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+_SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_SIZE_BYTES_MAX = 2**63 - 1
+
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+
+
+def parse_duration_ms(text: str | int) -> int:
+    """Read a duration.
+
+    >>> parse_duration_ms("1h30m"), parse_duration_ms(500)
+    (5400000, 500)
+    """
+    duration_ms = _read_duration(text)
+    if duration_ms is None or not 0 <= duration_ms <= _DURATION_MS_MAX:
+        raise InvalidRequest(
+            f"{text!r} is not a duration: write 500ms, 45s, 10m, 1h30m, 7d or milliseconds"
+        )
+    return duration_ms
+
+
+def format_duration(duration_ms: int) -> str:
+    """Write a duration so that it reads back as the same number.
+
+    >>> format_duration(5_400_000), format_duration(1_500), format_duration(0)
+    ('1h30m', '1s500ms', '0s')
+    """
+    parts, rest_ms = [], duration_ms
+    for unit, unit_ms in _UNIT_MS.items():
+        # Weeks are read but not written: people say 14d.
+        if unit != "w" and rest_ms >= unit_ms:
+            parts.append(f"{rest_ms // unit_ms}{unit}")
+            rest_ms %= unit_ms
+    return "".join(parts) or "0s"
+
+
+def parse_size_bytes(text: str | int) -> int:
+    """Read a size.
+
+    >>> parse_size_bytes("64MiB"), parse_size_bytes("1kB"), parse_size_bytes(4096)
+    (67108864, 1000, 4096)
+    """
+    size_bytes = _read_size(text)
+    if size_bytes is None or not 0 <= size_bytes <= _SIZE_BYTES_MAX:
+        raise InvalidRequest(f"{text!r} is not a size: write 64KiB, 16MiB, 1GiB, 10MB or bytes")
+    return size_bytes
+
+
+def format_size(size_bytes: int) -> str:
+    """Write a size exactly, in the largest unit that divides it.
+
+    >>> format_size(67_108_864), format_size(1_000), format_size(0)
+    ('64MiB', '1000', '0')
+    """
+    for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
+        count, rest = divmod(size_bytes, 1024**power)
+        if count and not rest:
+            return f"{count}{unit}"
+    return str(size_bytes)
+
+
+def parse_instant_ms(text: str, *, now_ms: int) -> int:
+    """Read an instant; a duration is that long ago.
+
+    >>> parse_instant_ms("1970-01-02T00:00:00Z", now_ms=0), parse_instant_ms("10m", now_ms=600_000)
+    (86400000, 0)
+    """
+    if text == "now":
+        return now_ms
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    ago_ms = _read_duration(text)
+    instant_ms = _read_date(text) if ago_ms is None else now_ms - ago_ms
+    if instant_ms is None:
+        raise InvalidRequest(
+            f"{text!r} is not a time: write 2026-11-16T10:00:00Z, 10m (ago), now "
+            "or milliseconds since 1970"
+        )
+    return max(0, instant_ms)
+
+
+def format_instant(instant_ms: int) -> str:
+    """Write an instant in UTC.
+
+    >>> format_instant(86_400_123)
+    '1970-01-02T00:00:00.123Z'
+    """
+    try:
+        date = datetime.fromtimestamp(instant_ms // 1_000, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        # Later than the year 9999: still a number that reads back.
+        return str(instant_ms)
+    return f"{date:%Y-%m-%dT%H:%M:%S}.{instant_ms % 1_000:03}Z"
+
+
+def _read_duration(text: str | int) -> int | None:
+    if isinstance(text, int):
+        return None if isinstance(text, bool) else text
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        return None
+    counts = zip(match.groups(), _UNIT_MS.values(), strict=True)
+    return sum(int(count) * unit_ms for count, unit_ms in counts if count)
+
+
+def _read_size(text: str | int) -> int | None:
+    if isinstance(text, int):
+        return None if isinstance(text, bool) else text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    unit_bytes = _UNIT_BYTES.get(match[2].lower() or "b")
+    return None if unit_bytes is None else int(match[1]) * unit_bytes
+
+
+def _read_date(text: str) -> int | None:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    elapsed = date - datetime(1970, 1, 1, tzinfo=UTC)
+    return elapsed.days * _UNIT_MS["d"] + elapsed.seconds * 1_000 + elapsed.microseconds // 1_000

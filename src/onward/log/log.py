@@ -1,0 +1,347 @@
+"""The log: stage, perform, finish; find and read.
+
+Writing is three steps, because only the middle one may wait for the disk:
+
+    stage(drafts)    the loop's thread gives out indexes and builds the bytes     -> Write
+    perform(write)   the storage thread writes, and syncs when asked              (may raise)
+    finish(write)    the loop's thread makes the entries findable
+    abandon(write)   ... or forgets them: the bytes were cut off again
+
+One write is under way at a time. A failed sync is never tried again: `DiskFailed` ends the node.
+Reading is two steps for the same reason: `plan` finds out what to read, `read` does it, and
+every entry's checksum is verified before a byte of it leaves: damage is never served.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from onward.errors import Corruption, DiskFull
+from onward.log.disk import Buffer, Disk
+from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entry, read_entry
+from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
+from onward.log.segment import Segment
+
+# Neighbours this far apart are fetched with one read: copying a little more is cheaper than
+# another system call.
+GAP_BYTES_MAX = 64 << 10
+PREPARED_NAME = "next.log"
+
+
+class DiskFailed(Exception):
+    """The disk refused a write or a sync: what it holds is unknown until it is verified."""
+
+
+@dataclass(slots=True)
+class Write:
+    """Entries that are staged: built, but not written."""
+
+    segment: Segment
+    position: int
+    buffers: list[Buffer]
+    entries: list[Entry]
+    length: int
+    rolled: bool
+
+
+class Span(NamedTuple):
+    """A stretch of one segment that holds the next entries of a topic."""
+
+    segment: Segment
+    position: int
+    length: int
+    rows: list[Row]
+
+    @property
+    def end_offset(self) -> int:
+        """Return the offset after the last message of the span."""
+        return self.rows[-1].end_offset
+
+
+@dataclass(slots=True)
+class LogLimits:
+    """Sizes a log keeps to."""
+
+    segment_bytes_max: int = 1 << 30
+    preallocate_bytes: int = 64 << 20
+    disk_reserve_bytes: int = 64 << 20
+
+
+@dataclass(slots=True)
+class Log:
+    """All segments of a node. Made by `recovery.open_log`."""
+
+    disk: Disk
+    folder: str
+    limits: LogLimits
+    segments: list[Segment] = field(default_factory=list)
+    last_crc: int = 0
+    synced_index: int = 0
+    term: int = 0
+
+    @property
+    def tail(self) -> Segment:
+        """Return the open segment."""
+        return self.segments[-1]
+
+    @property
+    def next_index(self) -> int:
+        """Return the index that the next entry gets."""
+        return self.tail.next_index
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of all segments."""
+        return sum(segment.bytes for segment in self.segments)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def stage(self, drafts: Sequence[Draft]) -> Write:
+        """Give the drafts their indexes and build their bytes. Nothing is written yet."""
+        segment, rolled = self._segment_for(drafts)
+        write = Write(segment, segment.bytes, [], [], 0, rolled)
+        index, crc, position = self.next_index, self.last_crc, segment.bytes
+        for draft in drafts:
+            buffers, length, new_crc = encode_entry(
+                draft, index=index, term=self.term, previous_crc=crc, synced_index=self.synced_index
+            )
+            write.buffers += buffers
+            write.entries.append(
+                Entry(
+                    position, length, new_crc, crc, index, self.term, draft.time_ms,
+                    draft.base_offset, self.synced_index, draft.topic, draft.count, draft.kind,
+                    length - HEADER_BYTES,
+                )
+            )  # fmt: skip
+            index, crc, position = index + 1, new_crc, position + length
+        write.length = position - write.position
+        return write
+
+    def stage_roll(self) -> Write:
+        """Stage the beginning of a new segment, without entries."""
+        segment = Segment(self.disk, self.folder, first_index=self.next_index)
+        return Write(segment, 0, [], [], 0, rolled=True)
+
+    def perform(self, write: Write, *, sync: bool) -> None:
+        """Write and, when asked, sync. In the storage thread; raises DiskFull or DiskFailed."""
+        try:
+            if write.rolled:
+                self._roll(write.segment)
+            self._write(write)
+            if sync:
+                write.segment.file.sync()
+        except OSError as error:
+            raise DiskFailed(f"{write.segment.path}: {error}") from error
+
+    def finish(self, write: Write) -> None:
+        """Make written entries findable."""
+        if write.rolled:
+            self.segments.append(write.segment)
+        for entry in write.entries:
+            write.segment.add(entry)
+            self.last_crc = entry.crc
+
+    def abandon(self, write: Write) -> None:
+        """Forget a write that failed with the file as it was before."""
+        if write.rolled:
+            write.segment.close()
+            self.disk.remove(write.segment.path)
+
+    def _segment_for(self, drafts: Sequence[Draft]) -> tuple[Segment, bool]:
+        length = sum(HEADER_BYTES + 8 + sum(map(len, draft.parts)) for draft in drafts)
+        tail = self.tail
+        if not tail.bytes or tail.bytes + length <= self.limits.segment_bytes_max:
+            return tail, False
+        return Segment(self.disk, self.folder, first_index=self.next_index), True
+
+    def _roll(self, segment: Segment) -> None:
+        """Seal the tail's bytes and create the next file, both durable before the first entry."""
+        tail = self.tail
+        tail.cut(tail.bytes)
+        tail.file.sync()
+        try:
+            prepared = PREPARED_NAME in self.disk.list_folder(self.folder)
+            segment.create(prepared_path=f"{self.folder}/{PREPARED_NAME}" if prepared else None)
+            self.disk.sync_folder(self.folder)
+        except OSError as error:
+            raise self._as_full(error) from error
+
+    def _write(self, write: Write) -> None:
+        if not write.length:
+            return
+        try:
+            step = self.limits.preallocate_bytes
+            write.segment.reserve(write.position + write.length, step=step)
+            write.segment.write(write.position, write.buffers, write.length)
+        except OSError as error:
+            raise self._as_full(error) from error
+
+    def _as_full(self, error: OSError) -> Exception:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFull(f"the disk of {self.folder} is full")
+        return error
+
+    def prepare_next(self) -> None:
+        """Create the next segment's file ahead, so that rolling costs one rename."""
+        path = f"{self.folder}/{PREPARED_NAME}"
+        if PREPARED_NAME in self.disk.list_folder(self.folder):
+            return
+        file = self.disk.open(path, create=True)
+        try:
+            file.reserve(self.limits.preallocate_bytes)
+            file.sync()
+        except OSError:
+            self.disk.remove(path)
+        finally:
+            file.close()
+
+    # --- finding and reading -----------------------------------------------------------------
+
+    def plan(
+        self, topic: int, offset: int, *, bytes_max: int, hint: Segment | None = None
+    ) -> Span | None:
+        """Return the span that holds `offset` of `topic`, or what follows it; None at the end.
+
+        `hint` is the segment of the reader's last span: where to begin to look.
+        """
+        for segment in self._segments_from(topic, offset, hint):
+            for rows in segment.rows_of(topic):
+                number = rows.first_after_offset(offset)
+                if number < rows.count:
+                    return _span(segment, rows, number, bytes_max)
+        return None
+
+    def read(self, span: Span, *, wait: bool) -> Buffer | None:
+        """Return the span's entries, verified; None when that needs the disk and not `wait`."""
+        file = span.segment.file
+        read = file.read if wait else file.read_now
+        buffer = read(span.position, span.length)
+        return None if buffer is None else _verified(span, buffer)
+
+    def offset_from_time(self, topic: int, time_ms: int) -> int | None:
+        """Return the offset of the first message published at or after `time_ms`."""
+        for rows in self._all_rows(topic):
+            number = rows.first_from_time(time_ms)
+            if number < rows.count:
+                return rows.row(number).base_offset
+        return None
+
+    def offset_after_index(self, topic: int, index: int) -> int | None:
+        """Return the offset of the first message whose event id is greater than `index`."""
+        for segment in self.segments:
+            if segment.next_index <= index + 1:
+                continue
+            for rows in segment.rows_of(topic):
+                number = rows.first_after_index(index - segment.first_index)
+                if number < rows.count:
+                    return rows.row(number).base_offset
+        return None
+
+    def entries_at(self, span: Span) -> list[Entry]:
+        """Return the entries of a span, verified."""
+        buffer = span.segment.file.read(span.position, span.length)
+        return [_entry(span, row, buffer) for row in span.rows]
+
+    def _all_rows(self, topic: int) -> Iterator[TopicRows]:
+        for segment in self.segments:
+            yield from segment.rows_of(topic)
+
+    def _segments_from(self, topic: int, offset: int, hint: Segment | None) -> Sequence[Segment]:
+        if hint is not None:
+            start = bisect_right(self.segments, hint.first_index, key=lambda s: s.first_index) - 1
+            return self.segments[max(start, 0) :]
+        first = len(self.segments)
+        for number in range(len(self.segments) - 1, -1, -1):
+            rows = next(self.segments[number].rows_of(topic), None)
+            if rows is not None:
+                first = number
+                if rows.row(0).base_offset <= offset:
+                    break
+        return self.segments[first:]
+
+    # --- keeping house -----------------------------------------------------------------------
+
+    def unsealed(self) -> Segment | None:
+        """Return the oldest segment that is no longer written and has no index file yet."""
+        return next((s for s in self.segments[:-1] if s.sealed is None), None)
+
+    def seal(self, segment: Segment) -> RowsFile:
+        """Build the index file of a segment that is full. In a thread; then call `sealed`."""
+        write_rows(
+            self.disk,
+            segment.index_path,
+            first_index=segment.first_index,
+            sources=segment.sources(),
+        )
+        self.disk.sync_folder(self.folder)
+        return RowsFile.open(self.disk, segment.index_path)
+
+    def sealed(self, segment: Segment, rows: RowsFile) -> None:
+        """Use the index file from now on."""
+        runs = [run.path for run in segment.runs if isinstance(run, RowsFile)]
+        segment.sealed = rows
+        segment.runs = []
+        segment.new = NewRows(segment.first_index)
+        for path in runs:
+            self.disk.remove(path)
+
+    def drop(self, segments: Sequence[Segment]) -> None:
+        """Remove whole segments, oldest first. The caller has made a checkpoint before."""
+        for segment in segments:
+            self.segments.remove(segment)
+            self.disk.remove(segment.index_path)
+            self.disk.remove(segment.path)
+        self.disk.sync_folder(self.folder)
+
+    def replace(self, old: Segment, new: Segment) -> None:
+        """Use a segment that was written again with less in it."""
+        self.segments[self.segments.index(old)] = new
+
+    def close(self) -> None:
+        """Close all files."""
+        for segment in self.segments:
+            segment.close()
+
+
+def _span(segment: Segment, rows: TopicRows, number: int, bytes_max: int) -> Span:
+    """Gather neighbouring rows until `bytes_max`; always at least one."""
+    first = rows.row(number)
+    chosen, end = [first], first.position + first.length
+    for later in range(number + 1, rows.count):
+        row = rows.row(later)
+        new_end = row.position + row.length
+        if row.position - end > GAP_BYTES_MAX or new_end - first.position > bytes_max:
+            break
+        chosen.append(row)
+        end = new_end
+    return Span(segment, first.position, end - first.position, chosen)
+
+
+def _verified(span: Span, buffer: bytes) -> Buffer:
+    """Return just the entries of the topic, each with its checksum verified."""
+    wanted = 0
+    for row in span.rows:
+        _entry(span, row, buffer)
+        wanted += row.length
+    if wanted == span.length:
+        return buffer
+    view = memoryview(buffer)
+    starts = [row.position - span.position for row in span.rows]
+    return b"".join(
+        view[start : start + row.length] for start, row in zip(starts, span.rows, strict=True)
+    )
+
+
+def _entry(span: Span, row: Row, buffer: bytes) -> Entry:
+    entry = read_entry(buffer, row.position - span.position, position=span.position)
+    if entry is None or entry.topic != row.topic or entry.kind != Kind.MESSAGES:
+        index = span.segment.first_index + row.index_delta
+        raise Corruption(
+            f"entry {index} at byte {row.position} of {span.segment.path} is damaged: "
+            f"run 'onward log check' on this folder"
+        )
+    return entry

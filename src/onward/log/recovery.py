@@ -1,0 +1,326 @@
+"""Opening a log, after anything.
+
+What is found decides, and the three answers are never mixed:
+
+    zeros to the end                                 the end: space that was taken ahead
+    damage in the last segment, and nothing valid
+    after it proves that it had been durable         a torn tail: saved aside, then cut
+    any other damage                                 corruption: never cut, never served
+
+A torn tail was never acknowledged as durable. It may have valid entries behind it, because a disk
+writes in any order when the power goes; but if one of those says, in its `synced index`, that the
+damaged place had been on the disk, then it was damaged later, and cutting would destroy the rest.
+
+Sealed segments below the checkpoint are not scanned: their entries are verified when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from onward.errors import Corruption, Unavailable
+from onward.log.checkpoint import Checkpoint, read_checkpoints
+from onward.log.disk import Disk, FolderLocked, Unlock
+from onward.message.entry import HEADER_BYTES, MAGIC, Entry, Kind, decode_gap, read_entry, read_header
+from onward.log.index import RowsFile
+from onward.log.log import PREPARED_NAME, Log, LogLimits
+from onward.log.segment import Segment
+
+SCAN_BYTES = 4 << 20
+
+Apply = Callable[[Entry, memoryview], None]
+"""Called for each entry after the checkpoint, with its body."""
+
+
+class Opened(NamedTuple):
+    """A log that is ready, and what opening it found."""
+
+    log: Log
+    unlock: Unlock
+    state: bytes
+    """The state in the checkpoint that was used; empty when there was none."""
+    checkpoint_index: int
+    cut_bytes: int
+    """Bytes of a torn tail that were saved aside and cut; 0 when it was clean."""
+    scanned_bytes: int
+
+
+def open_log(
+    disk: Disk, folder: str, *, limits: LogLimits, load: Callable[[bytes], Apply]
+) -> Opened:
+    """Open or create the log in `folder` and fold what the checkpoint does not know.
+
+    `load` is given the checkpoint's state (empty bytes: none) and returns what to call for each
+    entry after it. Raises `Corruption` when the log must not be used as it is.
+    """
+    disk.make_folder(folder)
+    try:
+        unlock = disk.lock(f"{folder}/lock")
+    except FolderLocked:
+        raise Unavailable(f"folder {folder!r} is in use by another broker") from None
+    try:
+        return _Opening(disk, folder, limits).run(load, unlock)
+    except BaseException:
+        unlock()
+        raise
+
+
+class _Opening:
+    """One attempt to open a folder."""
+
+    def __init__(self, disk: Disk, folder: str, limits: LogLimits) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.log = Log(disk, folder, limits)
+        self.cut_bytes = 0
+        self.scanned_bytes = 0
+
+    def run(self, load: Callable[[bytes], Apply], unlock: Unlock) -> Opened:
+        self._remove_leftovers()
+        segments = self._without_unused(list_segments(self.disk, self.folder))
+        checkpoint = self._usable_checkpoint(segments)
+        apply = load(checkpoint.state if checkpoint else b"")
+        if not segments:
+            segments = [self._first_segment()]
+        self.log.segments = segments
+        start = self._open_below(segments, checkpoint)
+        self._scan(segments[start:], apply)
+        # What a killed broker wrote may still be in the page cache only.
+        self.log.tail.file.sync()
+        self.log.synced_index = self.log.next_index - 1
+        return Opened(
+            self.log, unlock, checkpoint.state if checkpoint else b"",
+            checkpoint.last_index if checkpoint else 0, self.cut_bytes, self.scanned_bytes,
+        )  # fmt: skip
+
+    def _without_unused(self, segments: list[Segment]) -> list[Segment]:
+        """Remove files that a roll created and never used, except an aligned one at the end."""
+        kept: list[Segment] = []
+        for segment in segments:
+            if kept and _used_bytes(segment) == 0 and segment is not segments[-1]:
+                self.disk.remove(segment.path)
+            else:
+                kept.append(segment)
+        return kept
+
+    def _remove_leftovers(self) -> None:
+        for name in self.disk.list_folder(self.folder):
+            if name.endswith(".tmp") or name == PREPARED_NAME:
+                self.disk.remove(f"{self.folder}/{name}")
+
+    def _first_segment(self) -> Segment:
+        segment = Segment(self.disk, self.folder, first_index=1)
+        segment.create(prepared_path=None)
+        self.disk.sync_folder(self.folder)
+        return segment
+
+    def _usable_checkpoint(self, segments: list[Segment]) -> Checkpoint | None:
+        """Return the newest checkpoint whose segment is still there."""
+        firsts = {segment.first_index for segment in segments}
+        for checkpoint in read_checkpoints(self.disk, self.folder):
+            if checkpoint.segment in firsts:
+                return checkpoint
+        if segments and segments[0].first_index != 1:
+            raise Corruption(
+                f"the log in {self.folder} begins at index {segments[0].first_index} and no valid "
+                f"checkpoint tells what came before: restore a checkpoint file from a copy"
+            )
+        return None
+
+    def _open_below(self, segments: list[Segment], checkpoint: Checkpoint | None) -> int:
+        """Open the segments the checkpoint covers; return the number of the first to scan."""
+        if checkpoint is None:
+            return 0
+        for number, segment in enumerate(segments):
+            if segment.first_index == checkpoint.segment:
+                self._open_partly(segment, checkpoint)
+                return number
+            self._open_sealed(segment, segments[number + 1].first_index)
+        raise AssertionError("the checkpoint's segment is among the segments")
+
+    def _open_sealed(self, segment: Segment, next_index: int) -> None:
+        segment.bytes = segment.file.size()
+        segment.next_index = next_index
+        try:
+            rows = RowsFile.open(self.disk, segment.index_path)
+        except (OSError, ValueError):
+            rows = self._rebuild(segment)
+        segment.sealed = rows
+        segment.last_time_ms = max((s.last_time_ms for s in rows.summaries()), default=0)
+        segment.close()
+
+    def _rebuild(self, segment: Segment) -> RowsFile:
+        """Build the index file of a sealed segment again."""
+        size, index = segment.bytes, segment.next_index
+        end = 0
+        for entry, body in scan(segment, 0):
+            _take(segment, entry, body)
+            end = entry.end
+        if end != size or segment.next_index != index:
+            raise self._corruption(segment, end)
+        self.scanned_bytes += size
+        segment.bytes, segment.next_index = size, index
+        return self.log.seal(segment)
+
+    def _open_partly(self, segment: Segment, checkpoint: Checkpoint) -> None:
+        """Use the runs that the checkpoint names, or read that part of the segment again."""
+        try:
+            runs = [RowsFile.open(self.disk, f"{self.folder}/{n}") for n in checkpoint.runs]
+            segment.runs = list(runs)
+        except (OSError, ValueError):
+            segment.runs = []
+            self._rescan(segment, checkpoint)
+        segment.bytes = checkpoint.position
+        segment.next_index = checkpoint.last_index + 1
+        segment.last_time_ms = checkpoint.last_time_ms
+        self.log.last_crc = checkpoint.last_crc
+        self.log.term = checkpoint.term
+
+    def _rescan(self, segment: Segment, checkpoint: Checkpoint) -> None:
+        end = 0
+        for entry, body in scan(segment, 0):
+            if entry.position >= checkpoint.position:
+                break
+            _take(segment, entry, body)
+            end = entry.end
+        if end != checkpoint.position:
+            raise self._corruption(segment, end)
+
+    def _scan(self, segments: list[Segment], apply: Apply) -> None:
+        """Fold all that came after the checkpoint, and settle how the log ends."""
+        for number, segment in enumerate(segments):
+            if segment not in self.log.segments:
+                continue
+            self._fold(segment, apply)
+            later = segments[number + 1 :]
+            self._settle(segment, later)
+            if later and later[0].first_index != segment.next_index:
+                self._drop_misaligned(segment, later[0])
+
+    def _drop_misaligned(self, segment: Segment, following: Segment) -> None:
+        """Forget the empty file of a roll that was given up; anything else is corruption."""
+        if _used_bytes(following):
+            raise self._corruption(segment, segment.bytes)
+        self.disk.remove(following.path)
+        self.log.segments.remove(following)
+
+    def _fold(self, segment: Segment, apply: Apply) -> None:
+        begin = segment.bytes
+        for entry, body in scan(segment, begin):
+            if entry.index != segment.next_index or entry.previous_crc != self.log.last_crc:
+                break
+            self.log.last_crc = _take(segment, entry, body)
+            self.log.term = entry.term
+            apply(entry, body)
+        self.scanned_bytes += segment.bytes - begin
+
+    def _settle(self, segment: Segment, later: list[Segment]) -> None:
+        """Decide what stands after the last good entry of this segment."""
+        rest_bytes = _used_bytes(segment) - segment.bytes
+        if rest_bytes <= 0:
+            return
+        proof = _proof_of_damage(segment, segment.bytes)
+        if proof or any(_used_bytes(one) for one in later):
+            raise self._corruption(segment, segment.bytes)
+        self._cut(segment, rest_bytes)
+
+    def _cut(self, segment: Segment, rest_bytes: int) -> None:
+        """Save the torn tail aside, durably, then cut it off."""
+        aside = self.disk.open(f"{segment.path}.broken-{segment.bytes}", create=True)
+        try:
+            for start in range(0, rest_bytes, SCAN_BYTES):
+                length = min(SCAN_BYTES, rest_bytes - start)
+                aside.write(start, [segment.file.read(segment.bytes + start, length)])
+            aside.sync()
+        finally:
+            aside.close()
+        self.disk.sync_folder(self.folder)
+        segment.cut(segment.bytes)
+        segment.file.sync()
+        self.cut_bytes += rest_bytes
+
+    def _corruption(self, segment: Segment, position: int) -> Corruption:
+        return Corruption(
+            f"{segment.path} is damaged at byte {position} (index {segment.next_index}); nothing "
+            f"was cut and nothing will be served: run 'onward log check {self.folder}'"
+        )
+
+
+def list_segments(disk: Disk, folder: str) -> list[Segment]:
+    """Return the segments in `folder`, oldest first, without reading them."""
+    names = [n for n in disk.list_folder(folder) if n.endswith(".log") and n[:-4].isdigit()]
+    return [Segment(disk, folder, first_index=int(name[:-4])) for name in names]
+
+
+def scan(segment: Segment, start: int) -> Iterator[tuple[Entry, memoryview]]:
+    """Walk over valid entries from `start` until there is none; each with its body."""
+    position, size = start, segment.file.size()
+    buffer = b""
+    base = start
+    while True:
+        entry = read_entry(buffer, position - base, position=base)
+        if entry is None:
+            wanted = _entry_bytes(segment, position, size)
+            if wanted == 0 or (position == base and len(buffer) >= wanted):
+                return
+            base, buffer = position, segment.file.read(position, max(wanted, SCAN_BYTES))
+            entry = read_entry(buffer, 0, position=base)
+            if entry is None:
+                return
+        begin = entry.body_position - base
+        yield entry, memoryview(buffer)[begin : begin + entry.body_bytes]
+        position = entry.end
+
+
+def _entry_bytes(segment: Segment, position: int, size: int) -> int:
+    """Return the length the header at `position` claims, or 0 when it cannot be one."""
+    header = read_header(segment.file.read(position, HEADER_BYTES), 0, position=position)
+    return header.length if header is not None and header.end <= size else 0
+
+
+def _take(segment: Segment, entry: Entry, body: memoryview) -> int:
+    """Add a scanned entry to its segment; return the crc that the next one must refer to."""
+    segment.add(entry)
+    if entry.kind != Kind.GAP:
+        return entry.crc
+    last_index, last_crc = decode_gap(body)
+    segment.next_index = last_index + 1
+    return last_crc
+
+
+def _used_bytes(segment: Segment) -> int:
+    """Return the size without the zeros at its end."""
+    end = segment.file.size()
+    while end > 0:
+        start = max(0, end - SCAN_BYTES)
+        rest = segment.file.read(start, end - start).rstrip(b"\0")
+        if rest:
+            return start + len(rest)
+        end = start
+    return 0
+
+
+def _proof_of_damage(segment: Segment, position: int) -> bool:
+    """Tell whether a valid entry further on says that `position` had been durable."""
+    return any(entry.synced_index >= segment.next_index for entry in find_entries(segment, position))
+
+
+def find_entries(segment: Segment, position: int) -> Iterator[Entry]:
+    """Search for valid entries from `position` on, at every place where one could begin."""
+    size = segment.file.size()
+    start = position
+    while start < size:
+        unit = segment.file.read(start, SCAN_BYTES)
+        at = unit.find(MAGIC)
+        while at >= 0:
+            place = start + at
+            length = 0 if place % 8 else _entry_bytes(segment, place, size)
+            if length:
+                entry = read_entry(segment.file.read(place, length), 0, position=place)
+                if entry is not None:
+                    yield entry
+            at = unit.find(MAGIC, at + 1)
+        start += max(len(unit) - len(MAGIC) + 1, 1) if len(unit) == SCAN_BYTES else len(unit)
+        if not unit:
+            return

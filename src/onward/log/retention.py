@@ -1,0 +1,111 @@
+"""What may go: whole segments at the old end, and what is dead inside the others.
+
+    keep       something in it is still wanted
+    drop       the oldest segments, when nothing in them is wanted any more, or the log is too big
+    rewrite    a later segment that is mostly dead: live entries are copied, each stretch of dead
+               ones becomes one gap entry, so indexes stay dense and the chain of checksums holds
+
+Only sealed segments are looked at, and only those below the last checkpoint: what a segment says
+about topics is then known without it. This module decides and copies; when is up to its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from onward.errors import Corruption
+from onward.message.entry import Draft, Entry, Kind, decode_gap, encode_entry, encode_gap
+from onward.log.index import TopicSummary
+from onward.log.log import Log
+from onward.log.recovery import scan
+from onward.log.segment import Segment
+
+REWRITE_BYTES_MIN = 1 << 20
+
+IsDead = Callable[[TopicSummary], bool]
+"""Tells whether nothing that a segment holds of a topic is wanted any more."""
+
+
+class Verdict(NamedTuple):
+    """What retention found."""
+
+    drop: list[Segment]
+    rewrite: list[Segment]
+
+
+def judge(
+    segments: Sequence[Segment], *, is_dead: IsDead, bytes_max: int, total_bytes: int
+) -> Verdict:
+    """Say which of the sealed `segments`, oldest first, to drop and which to write again."""
+    drop: list[Segment] = []
+    for segment in segments:
+        too_big = bool(bytes_max) and total_bytes > bytes_max
+        if not too_big and not all(is_dead(s) for s in segment.summaries() if s.topic):
+            break
+        drop.append(segment)
+        total_bytes -= segment.bytes
+    rewrite = [s for s in segments[len(drop) :] if _is_mostly_dead(s, is_dead)]
+    return Verdict(drop, rewrite)
+
+
+def _is_mostly_dead(segment: Segment, is_dead: IsDead) -> bool:
+    dead_bytes = sum(s.bytes for s in segment.summaries() if s.topic and is_dead(s))
+    return dead_bytes >= REWRITE_BYTES_MIN and dead_bytes * 2 >= segment.bytes
+
+
+def rewrite(log: Log, segment: Segment, *, is_dead: IsDead) -> Segment:
+    """Write a sealed segment again without its dead entries. In a thread.
+
+    The index file goes first and comes last: a crash in between leaves a segment without one,
+    which is built again at the next start.
+    """
+    dead = {s.topic for s in segment.summaries() if s.topic and is_dead(s)}
+    new = Segment(log.disk, log.folder, first_index=segment.first_index)
+    _copy(log, segment, dead, f"{segment.path}.tmp")
+    log.disk.remove(segment.index_path)
+    log.disk.sync_folder(log.folder)
+    log.disk.rename(f"{segment.path}.tmp", segment.path)
+    log.disk.sync_folder(log.folder)
+    for entry, _ in scan(new, 0):
+        new.add(entry)
+    new.sealed = log.seal(new)
+    new.next_index, new.last_time_ms = segment.next_index, segment.last_time_ms
+    return new
+
+
+def _copy(log: Log, segment: Segment, dead: set[int], path: str) -> None:
+    log.disk.remove(path)
+    file = log.disk.open(path, create=True)
+    position = 0
+    gap: list[Entry] = []
+    last = (0, 0)
+    end = 0
+    try:
+        for entry, body in scan(segment, 0):
+            end = entry.end
+            if entry.topic in dead or entry.kind == Kind.GAP:
+                gap.append(entry)
+                last = decode_gap(body) if entry.kind == Kind.GAP else (entry.index, entry.crc)
+                continue
+            if gap:
+                position += file.write(position, [_gap(gap[0], *last)])
+                gap = []
+            position += file.write(position, [segment.file.read(entry.position, entry.length)])
+        if end != segment.bytes:
+            raise Corruption(f"{segment.path} is damaged at byte {end}: it is kept as it is")
+        if gap:
+            file.write(position, [_gap(gap[0], *last)])
+        file.sync()
+    finally:
+        file.close()
+
+
+def _gap(first: Entry, last_index: int, last_crc: int) -> bytes:
+    body = encode_gap(last_index=last_index, last_crc=last_crc)
+    draft = Draft(Kind.GAP, first.time_ms, 0, 0, 0, [body])
+    buffers, _, _ = encode_entry(
+        draft, index=first.index, term=first.term, previous_crc=first.previous_crc,
+        synced_index=first.synced_index,
+    )  # fmt: skip
+    return b"".join(buffers)

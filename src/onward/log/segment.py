@@ -1,0 +1,117 @@
+"""One file of the log, and the rows that say what is in it.
+
+    open     entries are appended; rows in runs: files, frozen (being written), new (in memory)
+    sealed   never written again; all rows in one `.idx` file beside it
+
+A segment is written by one thread only. Its rows are touched by the loop's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onward.log.disk import Buffer, Disk, File
+from onward.message.entry import Entry
+from onward.log.index import NewRows, Rows, RowsFile, TopicRows, TopicSummary
+
+
+def segment_name(first_index: int) -> str:
+    """Return the file name of the segment that begins with `first_index`.
+
+    >>> segment_name(1)
+    '00000000000000000001.log'
+    """
+    return f"{first_index:020d}.log"
+
+
+class Segment:
+    """One file of the log."""
+
+    def __init__(self, disk: Disk, folder: str, *, first_index: int) -> None:
+        self.first_index = first_index
+        self.next_index = first_index
+        self.bytes = 0
+        self.last_time_ms = 0
+        self.sealed: RowsFile | None = None
+        self.runs: list[Rows] = []
+        self.new = NewRows(first_index)
+        self.path = f"{folder}/{segment_name(first_index)}"
+        self.index_path = self.path.removesuffix(".log") + ".idx"
+        self._disk = disk
+        self._file: File | None = None
+        self._reserved_bytes = 0
+
+    @property
+    def file(self) -> File:
+        """Return the open file, opening it at first use."""
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    def create(self, *, prepared_path: str | None) -> None:
+        """Bring the file into being, from one prepared ahead if there is one."""
+        if prepared_path is not None:
+            self._disk.rename(prepared_path, self.path)
+        self._file = self._disk.open(self.path, create=True)
+        self._reserved_bytes = self._file.size()
+
+    def reserve(self, upto: int, *, step: int) -> None:
+        """Take disk space ahead, in steps: a commit then changes no metadata and is faster."""
+        if step and upto > self._reserved_bytes:
+            size = upto + step - upto % step
+            self.file.reserve(size)
+            self._reserved_bytes = size
+
+    def write(self, position: int, buffers: list[Buffer], length: int) -> None:
+        """Write all of it, or raise OSError with the file cut back to where it was."""
+        try:
+            written = self.file.write(position, buffers)
+            if written < length:
+                rest = memoryview(b"".join(buffers))
+                while written < length:
+                    written += self.file.write(position + written, [rest[written:]])
+        except OSError:
+            self.cut(position)
+            raise
+
+    def cut(self, position: int) -> None:
+        """Remove everything from `position` on."""
+        self.file.truncate(position)
+        self._reserved_bytes = position
+
+    def run_path(self, number: int) -> str:
+        """Return the path of run `number` of this segment."""
+        return f"{self.index_path}.run-{number:04d}"
+
+    def add(self, entry: Entry) -> None:
+        """Take over a written entry: from now on it can be found."""
+        self.new.add(entry)
+        self.bytes = entry.end
+        self.next_index = entry.index + 1
+        self.last_time_ms = entry.time_ms
+
+    def sources(self) -> list[Rows]:
+        """Return all that knows rows of this segment, oldest first."""
+        return [self.sealed] if self.sealed is not None else [*self.runs, self.new]
+
+    def rows_of(self, topic: int) -> Iterator[TopicRows]:
+        """Walk over the rows of `topic`, oldest first."""
+        for source in self.sources():
+            yield from source.rows_of(topic)
+
+    def summaries(self) -> Iterator[TopicSummary]:
+        """Walk over the topics of a sealed segment."""
+        return iter(()) if self.sealed is None else self.sealed.summaries()
+
+    def freeze_rows(self) -> Rows:
+        """Set the new rows aside for a run; they can be found until it is there."""
+        frozen = self.new
+        self.runs.append(frozen)
+        self.new = NewRows(self.first_index)
+        return frozen
+
+    def close(self) -> None:
+        """Close the file; it opens again when it is needed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

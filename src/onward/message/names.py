@@ -1,0 +1,66 @@
+"""Which names a topic or a group may have.
+
+    name   = 1 to 128 of  A-Z a-z 0-9 . _ -      but neither "." nor ".."
+    system = "@" name                            only where the caller allows it
+
+The same set as Kafka's, so a name is safe in a path, a URL, a metric and a log line. A name is
+checked where it enters the system (a request, a setting, the client's call), never again after.
+"""
+
+import re
+
+from onward.errors import InvalidName
+
+NAME_CHARACTERS_MAX = 128
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+
+
+def check_topic_name(name: str, *, system: bool = False) -> str:
+    """Return the name when a topic may have it, else raise `InvalidName` with the broken rule.
+
+    >>> check_topic_name("orders.eu-1")
+    'orders.eu-1'
+    >>> check_topic_name("@schedule", system=True)
+    '@schedule'
+    """
+    if name.startswith("@"):
+        if not system:
+            raise InvalidName(
+                f"topic name {_shown(name)}: names that begin with '@' are the system's own"
+            )
+        _check(name[1:], whole=name, what="topic")
+    else:
+        _check(name, whole=name, what="topic")
+    return name
+
+
+def check_group_name(name: str) -> str:
+    """Return the name when a group may have it, else raise `InvalidName` with the broken rule.
+
+    >>> check_group_name("billing")
+    'billing'
+    """
+    _check(name, whole=name, what="group")
+    return name
+
+
+def _check(name: str, *, whole: str, what: str) -> None:
+    if _NAME.match(name) and name not in (".", ".."):
+        return
+    raise InvalidName(f"{what} name {_shown(whole)}: {_broken_rule(name)}")
+
+
+def _broken_rule(name: str) -> str:
+    if not name:
+        return "a name has at least one character"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"a name has at most {NAME_CHARACTERS_MAX} characters, this one has {len(name)}"
+    if name in (".", ".."):
+        return "'.' and '..' are not names"
+    return "a name has only letters A-Z a-z, digits, '.', '_' and '-'"
+
+
+def _shown(name: str) -> str:
+    # A hostile name must not fill a log line nor write escape codes to a terminal.
+    return ascii(name if len(name) <= 40 else name[:37] + "...")

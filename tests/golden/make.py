@@ -1,0 +1,100 @@
+"""The golden files: bytes that Onward wrote once and must be able to read for ever.
+
+`python tests/golden/make.py` writes those that are missing. An existing file is never changed: a
+format that changes gets a new version number and new files beside the old ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from onward.message.batch import encode_batch
+from onward.protocol.connection import ClientConnection
+from onward.protocol.frames import Kind, frame
+from onward.protocol.payloads import (
+    Durability,
+    End,
+    Goodbye,
+    Hello,
+    Read,
+    Start,
+    Welcome,
+    credit_frame,
+    encode_json,
+    publish_head,
+    published_frame,
+)
+
+FOLDER = Path(__file__).parent
+
+PLAIN: dict[str, Any] = {
+    "bodies": [b"hello", b"", b"world"],
+    "producer_id": 0x0123456789ABCDEF,
+    "sequence": 42,
+    "time_ms": 1_750_000_000_123,
+}
+ALL_COLUMNS: dict[str, Any] = PLAIN | {
+    "keys": ["customer-7", None, "ключ"],
+    "headers": [{"content-type": "application/json", "raw": b"\x00\xff"}, None, {}],
+    "tags": ["eu,paid", None, "us"],
+    "trace_ids": [None, "4bf92f3577b34da6a3ce929d0e0e4736", None],
+    "due_at_ms": [1_750_000_060_000, None, -1],
+    "priorities": [0, 9, 255],
+    "tenants": ["acme", "acme", None],
+}
+
+# name -> what encode_batch was called with
+BATCHES: dict[str, dict[str, Any]] = {
+    "batch_plain.bin": PLAIN,
+    "batch_all_columns.bin": ALL_COLUMNS,
+    "batch_zstd.bin": ALL_COLUMNS | {"compression": "zstd"},
+    "batch_lz4.bin": ALL_COLUMNS | {"compression": "lz4"},
+}
+
+
+def client_frames() -> bytes:
+    """What a client sends, one frame of each kind."""
+    batch = encode_batch([b"hello"], producer_id=7, sequence=1, time_ms=1_750_000_000_000)
+    hello = Hello(version=1, client="golden", host="example", pid=77, token="secret")
+    return b"".join(
+        (
+            ClientConnection().hello(hello),
+            frame(Kind.PING, 1),
+            publish_head(2, "orders", durability=Durability.DISK, batch_bytes=len(batch)) + batch,
+            frame(Kind.READ, 3, encode_json(Read("orders", Start(offset=5), 65_536, follow=True))),
+            credit_frame(3, 32_768),
+            frame(Kind.CANCEL, 3),
+            frame(Kind.REQUEST, 4, encode_json({"op": "topic.describe", "topic": "orders"})),
+            frame(Kind.BYE, 0),
+        )
+    )
+
+
+def broker_frames() -> bytes:
+    """What a broker sends, one frame of each kind."""
+    welcome = Welcome(1, "n1", 5_000, 17 << 20, 16 << 20, 4 << 20, 1_024)
+    error = {"code": "overloaded", "message": "come back later", "retry_after_ms": 50}
+    return b"".join(
+        (
+            frame(Kind.WELCOME, 0, encode_json(welcome)),
+            frame(Kind.PONG, 1),
+            published_frame(2, 100, 12, Durability.DISK, repeat=True),
+            frame(Kind.ENTRIES, 3, bytes(range(72))),
+            frame(Kind.END, 3, encode_json(End("topic_ended", "topic 'orders' ended", 101))),
+            frame(Kind.REPLY, 4, encode_json({"topic": "orders"})),
+            frame(Kind.ERROR, 5, encode_json(error)),
+            frame(Kind.GOODBYE, 0, encode_json(Goodbye("stopping", "the broker stops"))),
+        )
+    )
+
+
+def golden_files() -> dict[str, bytes]:
+    """Every golden file, as the code of today would write it."""
+    files = {name: encode_batch(**arguments) for name, arguments in BATCHES.items()}
+    return files | {"frames_client.bin": client_frames(), "frames_broker.bin": broker_frames()}
+
+
+if __name__ == "__main__":
+    for name, content in golden_files().items():
+        if not (FOLDER / name).exists():
+            (FOLDER / name).write_bytes(content)
+            print(f"wrote {name}: {len(content)} bytes")

@@ -1,0 +1,173 @@
+"""The repository's own rules, read from its syntax trees: imports, purity, docstrings, names.
+
+Nothing is imported here: a file that cannot be imported yet is still checked.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "onward"
+MODULES = sorted(SOURCE.rglob("*.py"))
+LINES_MAX = 700
+
+PURE = {"message", "protocol", "delivery"}
+IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "logging"}
+
+# Leaves that anybody may use. What stands at the top of the package, beside the stations.
+LEAVES = {"errors", "clock", "durations", "settings", "config"}
+STATIONS = {"message", "protocol", "log", "schedule", "delivery", "cluster"}
+OUTSIDE = {"message", "protocol", "client"}  # who lives outside the broker is a client of it
+ANYTHING = None
+
+# Package -> what of onward it may import, besides itself. Imports go down, never sideways.
+ALLOWED: dict[str, set[str] | None] = {
+    "errors": set(),
+    "clock": set(),
+    "settings": {"errors"},
+    "durations": {"errors"},
+    "config": {"errors", "durations", "settings"},
+    "message": {"errors"},
+    "protocol": {"errors", "message"},
+    "delivery": {"errors", "message"},
+    "log": {*LEAVES, "message"},
+    "schedule": {*LEAVES, "message", "log"},
+    "cluster": {*LEAVES, "message", "protocol", "log"},
+    "broker": {*LEAVES, *STATIONS},
+    "client": {*LEAVES, "message", "protocol"},
+    "outbox": {*LEAVES, *OUTSIDE},
+    "push": {*LEAVES, *OUTSIDE},
+    "pipeline": {*LEAVES, *OUTSIDE},
+    "console": {*LEAVES, *OUTSIDE},
+    "cli": ANYTHING,
+    "testing": ANYTHING,
+    "bench": ANYTHING,
+    "__init__": {"errors", "message", "client", "outbox"},
+    "__main__": {"cli"},
+}
+# A client that carries its broker with it: the one place where the outside meets the inside.
+EMBEDDED = re.compile(r"client/embedded\w*\.py")
+
+VAGUE = {
+    *("manager", "handler", "helper", "util", "common", "base", "core", "data"),
+    *("info", "process", "service", "impl", "misc"),
+}
+VAGUE |= {f"{word}s" for word in VAGUE} | {"utility", "utilities"}
+# Names that asyncio chose: it calls them.
+FOREIGN_NAMES = {
+    *("data_received", "_process_events", "call_exception_handler"),
+    *("default_exception_handler", "get_exception_handler", "set_exception_handler"),
+}
+
+EVERY_MODULE = pytest.mark.parametrize(
+    "path", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES]
+)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return every module a file imports, at any depth, as dotted names."""
+    names: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where a name comes from"
+            # `from onward import errors` imports the module onward.errors.
+            names |= {
+                f"{node.module}.{alias.name}" if node.module == "onward" else str(node.module)
+                for alias in node.names
+            }
+    return names
+
+
+def imported_stations(path: Path) -> set[str]:
+    parts = [name.split(".") for name in imported_names(path)]
+    stations = {part[1] for part in parts if part[0] == "onward" and len(part) > 1}
+    known = {package_of(module) for module in MODULES}
+    return (stations & known) - {package_of(path)}
+
+
+@EVERY_MODULE
+def test_imports_go_down_and_never_sideways(path: Path):
+    package = package_of(path)
+    assert package in ALLOWED, f"say in ALLOWED what {package} may import"
+    allowed = ALLOWED[package]
+    if allowed is ANYTHING or EMBEDDED.fullmatch(str(path.relative_to(SOURCE))):
+        return
+    wrong = imported_stations(path) - allowed
+    assert not wrong, f"{package} may not import {sorted(wrong)}"
+
+
+@EVERY_MODULE
+def test_pure_packages_decide_and_do_not_act(path: Path):
+    if package_of(path) in PURE:
+        wrong = {name.partition(".")[0] for name in imported_names(path)} & IMPURE_MODULES
+        assert not wrong, f"a pure package may not import {sorted(wrong)}"
+
+
+@EVERY_MODULE
+def test_only_the_pipeline_imports_pyspark(path: Path):
+    roots = {name.partition(".")[0] for name in imported_names(path)}
+    assert "pyspark" not in roots or package_of(path) == "pipeline"
+
+
+@EVERY_MODULE
+def test_a_module_begins_with_what_it_is_for(path: Path):
+    assert ast.get_docstring(parse(path)), "a module begins with its rules"
+
+
+@EVERY_MODULE
+def test_names_say_what_a_thing_is(path: Path):
+    names = [path.stem] + [
+        node.name
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    vague = [name for name in names if words(name) & VAGUE and name not in FOREIGN_NAMES]
+    assert not vague, f"{vague}: find the word for what it is"
+
+
+def words(name: str) -> set[str]:
+    """Split `parse_frame` and `FrameParser` into their words."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return set(spaced.lower().strip("_").split("_"))
+
+
+@EVERY_MODULE
+def test_a_file_is_short_enough_to_be_read(path: Path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES_MAX
+
+
+@EVERY_MODULE
+def test_a_task_has_a_parent(path: Path):
+    """Rule 8: `create_task` is called on a task group, not on asyncio or a loop."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and node.attr in {"create_task", "ensure_future"}:
+            owner = ast.unparse(node.value)
+            assert owner != "asyncio", f"line {node.lineno}: {owner}.{node.attr} has no parent"
+
+
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=[str(p.relative_to(ROOT)) for p in TESTS])
+def test_the_name_of_a_test_is_a_promise(path: Path):
+    tests = [
+        node.name
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    ]
+    short = [name for name in tests if name.count("_") < 3]
+    assert not short, f"{short}: say in a sentence what is promised"

@@ -1,0 +1,53 @@
+import pytest
+
+from onward.errors import InvalidName
+from onward.message.names import check_group_name, check_topic_name
+
+
+@pytest.mark.parametrize("name", ["a", "orders.eu-1", "A_b", "...", "-", "x" * 128])
+def test_a_name_of_allowed_characters_is_returned_as_it_is(name: str) -> None:
+    assert check_topic_name(name) == name
+    assert check_group_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("", "at least one character"),
+        ("x" * 129, "at most 128 characters, this one has 129"),
+        (".", "'.' and '..' are not names"),
+        ("..", "'.' and '..' are not names"),
+        ("a/b", "only letters"),
+        ("orders\n", "only letters"),
+        ("naïve", "only letters"),
+        ("con\x00", "only letters"),
+        ("%2e%2e", "only letters"),
+        ("a b", "only letters"),
+    ],
+)
+def test_a_refused_name_says_which_rule_it_breaks(name: str, rule: str) -> None:
+    with pytest.raises(InvalidName, match=rule):
+        check_topic_name(name)
+    with pytest.raises(InvalidName, match=rule):
+        check_group_name(name)
+
+
+def test_a_system_topic_is_allowed_only_to_the_system() -> None:
+    assert check_topic_name("@schedule", system=True) == "@schedule"
+    with pytest.raises(InvalidName, match="the system's own"):
+        check_topic_name("@schedule")
+    with pytest.raises(InvalidName):
+        check_group_name("@schedule")
+
+
+@pytest.mark.parametrize("name", ["@", "@@a", "@..", "a@b"])
+def test_the_rest_of_a_system_name_follows_the_same_rules(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_topic_name(name, system=True)
+
+
+def test_a_hostile_name_neither_floods_nor_colours_the_error() -> None:
+    with pytest.raises(InvalidName) as caught:
+        check_topic_name("\x1b[31m" + "x" * 10_000)
+    assert len(str(caught.value)) < 200
+    assert "\x1b" not in str(caught.value)

@@ -1,0 +1,43 @@
+"""The bytes in the reference documents are the bytes that the code writes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.message.batch import encode_batch
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import Durability, publish_head, published_frame
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+STAMP: dict[str, Any] = {"producer_id": 7, "sequence": 1, "time_ms": 1_750_000_000_000}
+
+
+def shown(document: str, name: str) -> str:
+    """Return the bytes of a hex example; what stands two blanks behind them is for people."""
+    text = (REFERENCE / document).read_text(encoding="utf-8")
+    [block] = re.findall(rf"```hex {name}\n(.*?)```", text, re.DOTALL)
+    return bytes.fromhex("".join(line.split("  ")[0] for line in block.splitlines())).hex(" ")
+
+
+def test_the_batch_in_the_format_document_is_what_is_encoded() -> None:
+    batch = encode_batch([b"hello", b"world"], keys=["a", None], **STAMP)
+    assert shown("format.md", "batch") == batch.hex(" ")
+
+
+def test_the_publish_in_the_protocol_document_is_what_is_sent() -> None:
+    batch = encode_batch([b"hello"], **STAMP)
+    head = publish_head(2, "orders", durability=Durability.DISK, batch_bytes=len(batch))
+    assert shown("protocol.md", "publish") == (head + batch).hex(" ")
+
+
+def test_the_published_in_the_protocol_document_is_what_is_answered() -> None:
+    answer = published_frame(2, 100, 12, Durability.DISK)
+    assert shown("protocol.md", "published") == answer.hex(" ")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_of_frame_is_documented_with_its_number(kind: Kind) -> None:
+    text = (REFERENCE / "protocol.md").read_text(encoding="utf-8")
+    assert f"| {kind.value} | {kind.name} |" in text
