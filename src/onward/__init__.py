@@ -13,23 +13,25 @@ docs/reference/python.md. Everything else in the package may change between rele
 b'{"id":7}'
 """
 
-from onward.client.client import Client, connect
-from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.sync import SyncClient, connect_sync
-from onward.client.topics import TopicInfo
-from onward.errors import (
-    Conflict,
-    Corruption,
-    InvalidRequest,
-    OnwardError,
-    OutcomeUnknown,
-    ProtocolError,
-    Unavailable,
-)
-from onward.message.message import Message
+from typing import TYPE_CHECKING
+
 from onward.version import __version__
 
-
+if TYPE_CHECKING:
+    from onward.client.client import Client, connect
+    from onward.client.receipt import BatchReceipt, Receipt
+    from onward.client.sync import SyncClient, connect_sync
+    from onward.client.topics import TopicDescription
+    from onward.errors import (
+        Conflict,
+        Corruption,
+        InvalidRequest,
+        OnwardError,
+        OutcomeUnknown,
+        ProtocolError,
+        Unavailable,
+    )
+    from onward.message.message import Message
 
 __all__ = [
     "BatchReceipt",
@@ -43,9 +45,39 @@ __all__ = [
     "ProtocolError",
     "Receipt",
     "SyncClient",
-    "TopicInfo",
+    "TopicDescription",
     "Unavailable",
     "__version__",
     "connect",
     "connect_sync",
 ]
+
+# Where each name lives. They are imported when they are first used: a broker needs no client, and
+# `onward --help` needs neither.
+_HOMES = {
+    "onward.client.client": ("Client", "connect"),
+    "onward.client.receipt": ("BatchReceipt", "Receipt"),
+    "onward.client.sync": ("SyncClient", "connect_sync"),
+    "onward.client.topics": ("TopicDescription",),
+    "onward.errors": (
+        *("Conflict", "Corruption", "InvalidRequest", "OnwardError", "OutcomeUnknown"),
+        *("ProtocolError", "Unavailable"),
+    ),
+    "onward.message.message": ("Message",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name at its first use."""
+    from importlib import import_module
+
+    for home, names in _HOMES.items():
+        if name in names:
+            value: object = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'onward' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -69,7 +69,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(min_length=1, description="Folder of the log; one broker at a time uses it.")
     ] = "./onward-data"
     segment_bytes_max: Annotated[
-        int, Meta(ge=65_536, le=1 << 40, description="Size at which a new segment is begun.")
+        int, Meta(ge=65_536, le=2 << 30, description="Size at which a new segment is begun.")
     ] = 1 << 30
     durability: Annotated[
         Durability,

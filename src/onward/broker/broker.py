@@ -14,7 +14,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
 import msgspec
@@ -65,7 +65,7 @@ class Broker:
 
     def __init__(
         self, settings: Settings, *, clock: Clock, opened: Opened, folded: _Folding,
-        commit: Commit, executor: ThreadPoolExecutor | None, on_failure: Callable[[Exception], None],
+        commit: Commit, executor: Executor | None, on_failure: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self.settings = settings
         self.clock = clock
@@ -73,7 +73,8 @@ class Broker:
         self.node = folded.node
         self.catalogue = folded.catalogue
         self.producers = folded.producers
-        self.sessions: set[Session] = set()
+        # A dict for its order: the simulator replays a run from its seed.
+        self.sessions: dict[Session, None] = {}
         self.shared_buffer = bytearray(SHARED_BYTES)
         self.frame_bytes_max = settings.topics.batch_bytes_max + FRAME_MARGIN_BYTES
         self.connection_bytes_max = settings.server.connection_bytes_max
@@ -108,6 +109,7 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         commit: Callable[[Log], Commit] | None = None,
+        executor: Executor | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> Broker:
         """Open the folder of `settings`, fold its log, and be ready.
@@ -117,7 +119,8 @@ class Broker:
         """
         if settings.log.durability == "quorum":
             raise Unavailable("durability 'quorum' needs a cluster; this node stands alone")
-        executor = ThreadPoolExecutor(3, "onward-files") if disk is None else None
+        if disk is None:
+            executor = ThreadPoolExecutor(3, "onward-files")
         disk = disk or OsDisk()
         folding = _Folding()
         limits = LogLimits(
@@ -127,7 +130,7 @@ class Broker:
         )
         opened = open_log(disk, settings.log.folder, limits=limits, load=folding.load)
         _report(opened, settings.log.folder, folding)
-        make_commit = commit or (LocalCommit if executor is not None else InlineCommit)
+        make_commit = commit or (InlineCommit if executor is None else LocalCommit)
         return cls(
             settings, clock=clock or SystemClock(), opened=opened, folded=folding,
             commit=make_commit(opened.log), executor=executor,
@@ -142,7 +145,7 @@ class Broker:
 
     def opened(self, session: Session) -> None:
         """Take a session in, or turn it away."""
-        self.sessions.add(session)
+        self.sessions[session] = None
         if self.publishing.is_stopping:
             session.goodbye(Stopping("the broker is stopping"))
         elif len(self.sessions) > self.settings.server.connections_max:
@@ -153,7 +156,7 @@ class Broker:
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
-        self.sessions.discard(session)
+        self.sessions.pop(session, None)
         self.delivering.forget(session)
 
     # --- topics ------------------------------------------------------------------------------
@@ -190,8 +193,10 @@ class Broker:
         return sum(one.row(number).length for one in rows for number in range(one.count))
 
     def shortest_retention_ms(self) -> int:
-        """Return the shortest retention that any topic asks for; 0 when all keep for ever."""
-        return self.settings.log.retention_ms
+        """Return the shortest retention that any topic has; 0 when all keep for ever."""
+        asked = {topic.record.retention_ms for topic in self.catalogue.by_number.values()}
+        asked.add(self.settings.log.retention_ms)
+        return min(asked - {0}, default=0)
 
     # --- all of it ---------------------------------------------------------------------------
 
@@ -240,6 +245,8 @@ class Broker:
         self.failure = error
         logger.critical("the disk failed, nothing more is answered: %s", error)
         self.publishing.is_stopping = True
+        # A checkpoint written now would vouch for pages that the disk may have forgotten.
+        self._chores.cancel()
         for session in list(self.sessions):
             session.abort()
         self._on_failure(error)
@@ -256,7 +263,7 @@ class Broker:
             await self._drain()
         for session in list(self.sessions):
             session.goodbye(Stopping("the broker is stopping"))
-        self._chores.cancel()
+        self.housekeeping.stop()
         await asyncio.wait([self._chores])
         if self.failure is None:
             await self.housekeeping.checkpoint()

@@ -3,8 +3,8 @@
     created ──▶ active ──▶ ended (deleted, or its lifetime is over): the name is free again
 
 `apply` is the only thing that changes what is durable, and it is called with the same entries in
-the same order by a running broker and by recovery. `staged_offset` runs ahead of `next_offset`
-while a commit is under way; it is the only field that a failed commit puts back.
+the same order by a running broker and by recovery. `staged_offset` and `staged_record` run ahead
+while a commit is under way; a failed one puts them back. A topic is saved once it is durable.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Topic:
     """One topic in the memory of its broker."""
 
     __slots__ = (
-        "ending", "first_offset", "message_bytes_max", "name", "next_offset", "number",
-        "record", "staged_offset", "waiting", "writable",
+        "ending", "first_offset", "is_durable", "is_open", "message_bytes_max", "name",
+        "next_offset", "number", "record", "staged_offset", "staged_record", "waiting",
     )  # fmt: skip
 
     def __init__(self, record: TopicRecord, *, first_offset: int = 0, next_offset: int = 0) -> None:
@@ -76,15 +76,26 @@ class Topic:
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.staged_offset = next_offset
+        self.staged_record = record
+        self.is_durable = False
         self.ending = False
-        self.waiting: set[Reading] | None = None
+        self.waiting: dict[Reading, None] | None = None
         self.change(record)
 
     def change(self, record: TopicRecord) -> None:
         """Take over what an operator changed."""
         self.record = record
         self.message_bytes_max = record.message_bytes_max
-        self.writable = record.rule in ("read-write", "write-only")
+        self._note()
+
+    def end(self, *, ending: bool) -> None:
+        """Take nothing more, or again when ending it failed."""
+        self.ending = ending
+        self._note()
+
+    def _note(self) -> None:
+        # Looked at for each publish: one flag for everything that would forbid it.
+        self.is_open = not self.ending and self.record.rule in ("read-write", "write-only")
 
     @property
     def readable(self) -> bool:
@@ -121,12 +132,12 @@ class Catalogue:
         return topic
 
     def add(self, record: TopicRecord) -> Topic:
-        """Add a topic that is being created; `apply` makes it durable, `remove` takes it back."""
+        """Add a topic that is being created; `apply` says that it is durable, or it is removed."""
         topic = Topic(record)
         self.by_name[record.name] = topic
         self.by_number[record.number] = topic
         self.next_number = max(self.next_number, record.number + 1)
-        self._note_lifetime(record)
+        self.note_lifetime(record)
         return topic
 
     def take_expired(self, *, now_ms: int) -> list[Topic]:
@@ -139,7 +150,8 @@ class Catalogue:
                 expired.append(topic)
         return expired
 
-    def _note_lifetime(self, record: TopicRecord) -> None:
+    def note_lifetime(self, record: TopicRecord) -> None:
+        """Let `take_expired` return this topic when its time has come; again, if need be."""
         if record.expires_at_ms:
             heapq.heappush(self._lifetimes, (record.expires_at_ms, record.number))
 
@@ -153,18 +165,23 @@ class Catalogue:
     def apply(self, entry: Entry, body: memoryview | bytes) -> None:
         """Fold one entry."""
         if entry.kind == Kind.MESSAGES:
+            # A number is never given twice, also when the entry that gave it was lost to a repair.
+            self.next_number = max(self.next_number, entry.topic + 1)
             topic = self.by_number.get(entry.topic)
             if topic is not None:
                 topic.next_offset = topic.staged_offset = entry.base_offset + entry.count
         elif entry.kind == Kind.TOPIC_CREATED:
             record = msgspec.json.decode(body, type=TopicRecord)
-            if record.number not in self.by_number:
-                self.add(record)
+            created = self.by_number.get(record.number) or self.add(record)
+            created.is_durable = True
         elif entry.kind == Kind.TOPIC_CHANGED:
             record = msgspec.json.decode(body, type=TopicRecord)
             if (changed := self.by_number.get(record.number)) is not None:
+                if record.expires_at_ms != changed.record.expires_at_ms:
+                    self.note_lifetime(record)
+                if changed.staged_record == changed.record:
+                    changed.staged_record = record
                 changed.change(record)
-                self._note_lifetime(record)
         elif entry.kind == Kind.TOPIC_DELETED:
             ending = msgspec.json.decode(body, type=TopicEnding)
             self.remove(ending.number)
@@ -175,6 +192,7 @@ class Catalogue:
         topics = [
             _SavedTopic(topic.record, topic.first_offset, topic.next_offset)
             for topic in self.by_number.values()
+            if topic.is_durable
         ]
         return msgspec.msgpack.encode(_Saved(self.next_number, topics, list(self.ended)))
 
@@ -190,6 +208,7 @@ class Catalogue:
             state = msgspec.msgpack.decode(saved, type=_Saved)
             for one in state.topics:
                 topic = catalogue.add(one.record)
+                topic.is_durable = True
                 topic.first_offset = one.first_offset
                 topic.next_offset = topic.staged_offset = one.next_offset
             catalogue.ended.extend(state.ended)

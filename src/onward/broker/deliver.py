@@ -173,11 +173,12 @@ class Delivering:
         if not reading.follow:
             self._end(reading, "end", "the end of the topic is reached")
         elif reading.topic.waiting is None:
-            reading.topic.waiting = {reading}
+            reading.topic.waiting = {reading: None}
         else:
-            reading.topic.waiting.add(reading)
+            reading.topic.waiting[reading] = None
 
     def _send_next(self, reading: Reading) -> None:
+        span = None
         try:
             span = self._plan(reading)
             if span is None:
@@ -187,7 +188,7 @@ class Delivering:
                 return
             entries = self._log.read(span, wait=False)
         except (OSError, OnwardError) as error:
-            self._fail(reading, error)
+            self._fail(reading, error, span)
             return
         if entries is None:
             self._read_from_disk(reading, span)
@@ -224,7 +225,7 @@ class Delivering:
         except (OSError, OnwardError) as error:
             reading.is_busy = False
             if self._is_open(reading):
-                self._fail(reading, error)
+                self._fail(reading, error, span)
             return
         reading.is_busy = False
         if self._is_open(reading) and entries is not None:
@@ -235,7 +236,11 @@ class Delivering:
     def _is_open(self, reading: Reading) -> bool:
         return self._open.get(reading.session, {}).get(reading.request_id) is reading
 
-    def _fail(self, reading: Reading, error: OSError | OnwardError) -> None:
+    def _fail(self, reading: Reading, error: OSError | OnwardError, span: Span | None) -> None:
+        if span is not None and span.segment not in self._log.segments:
+            # Retention took the segment away meanwhile: look again where to go on.
+            self._step_soon(reading)
+            return
         if isinstance(error, OSError):
             error = Corruption(f"topic {reading.topic.name!r} cannot be read: {error}")
         self._end(reading, error.code, str(error))
@@ -248,4 +253,4 @@ class Delivering:
 
     def _stop_waiting(self, reading: Reading) -> None:
         if reading.topic.waiting is not None:
-            reading.topic.waiting.discard(reading)
+            reading.topic.waiting.pop(reading, None)

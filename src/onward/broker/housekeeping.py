@@ -1,21 +1,24 @@
 """What a broker does beside its work: one thing after another, never in anyone's way.
 
-    each tick   end topics whose lifetime is over, drop silent connections, look at the disk
-    when due    sync (durability `interval`), seal full segments, checkpoint, retention
+    tick    end topics whose lifetime is over, drop silent connections, look at the disk, sync what
+            durability `interval` left: quick, and never late
+    tidy    seal full segments, checkpoint, retention: may take long, one at a time
 
-Files are written in a thread, one at a time; what they are made from is prepared and taken over on
-the loop's thread, so no lock is needed. A failed sync is fatal like any other; a full disk is not:
-what could not be written is tried again.
+Files are written in a thread; what they are made from is prepared and taken over on the loop's
+thread, so no lock is needed. A failed sync is fatal like any other; a full disk is not: what could
+not be written is tried again. A broker that stops lets the work under way end: a file that two
+write at once would be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from onward.errors import Corruption, Unavailable
+from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
 from onward.log.log import DiskFailed
@@ -24,6 +27,7 @@ from onward.log.segment import Segment
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
+    from onward.broker.catalogue import Topic
     from onward.broker.session import Session
 
 logger = logging.getLogger("onward.housekeeping")
@@ -49,26 +53,39 @@ class Housekeeping:
         self._disk_checked_at_ms = 0
         self._retained_at_ms = 0
         self._wants_retention = False
+        self._said_full = False
+        self._is_stopping = asyncio.Event()
         self.checkpoint_count = 0
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        while True:
+        """Work until told to stop."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(self.tick))
+            group.create_task(self._repeat(self.tidy))
+
+    def stop(self) -> None:
+        """Begin nothing more; `run` returns when what is under way is done."""
+        self._is_stopping.set()
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        while not self._is_stopping.is_set():
             try:
-                await self.tick()
+                await work()
             except DiskFailed as error:
                 self._broker.fail(error)
                 return
             except (OSError, Unavailable, Corruption) as error:
                 logger.warning("housekeeping could not finish and will try again: %s", error)
-            await asyncio.sleep(TICK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._is_stopping.wait()
 
     def retain_soon(self) -> None:
         """Look for space to give back at the next tick: a topic has ended."""
         self._wants_retention = True
 
     async def tick(self) -> None:
-        """Do everything that is due."""
+        """Do what must not be late."""
         now_ms = self._broker.clock.monotonic_ms()
         self._broker.now_monotonic_ms = now_ms
         self._end_expired()
@@ -77,8 +94,13 @@ class Housekeeping:
             self._disk_checked_at_ms = now_ms
             await self._look_at_disk()
         await self._sync_when_due(now_ms)
-        await self._seal()
-        if self._checkpoint_is_due():
+
+    async def tidy(self) -> None:
+        """Do what may take long."""
+        now_ms = self._broker.clock.monotonic_ms()
+        # The runs of a sealed segment are gone: a checkpoint that still names them makes the next
+        # start read that segment again.
+        if await self._seal() or self._checkpoint_is_due():
             await self.checkpoint()
         if self._wants_retention or now_ms - self._retained_at_ms >= RETENTION_EVERY_MS:
             self._retained_at_ms, self._wants_retention = now_ms, False
@@ -90,7 +112,14 @@ class Housekeeping:
         broker = self._broker
         for topic in broker.catalogue.take_expired(now_ms=broker.clock.now_ms()):
             if not topic.ending:
-                broker.end_topic(topic, "expired", done=lambda error: None)
+                self._expire(topic)
+
+    def _expire(self, topic: Topic) -> None:
+        def done(error: OnwardError | None) -> None:
+            if error is not None:
+                self._broker.catalogue.note_lifetime(topic.record)
+
+        self._broker.end_topic(topic, "expired", done=done)
 
     def _drop_silent(self, now_ms: int) -> None:
         """Close connections that never said hello, stopped in mid-frame, or fell silent."""
@@ -111,13 +140,20 @@ class Housekeeping:
 
     async def _look_at_disk(self) -> None:
         free = self._log.disk.free_bytes(self._log.folder)
-        full = free < self._log.limits.disk_reserve_bytes
+        kept = self._log.limits.disk_reserve_bytes
         publishing = self._broker.publishing
-        if full != publishing.disk_is_full:
-            publishing.disk_is_full = full
-            logger.warning("disk %s: %d bytes free", "is nearly full" if full else "has space", free)
+        self._say_full(publishing.disk_is_full, free)
+        # Once full, it has space again when there is clearly more: else it would turn to and fro.
+        full = free < kept + (kept // 8 if publishing.disk_is_full else 0)
+        publishing.disk_is_full = full
+        self._say_full(full, free)
         if full:
             self._wants_retention = True
+
+    def _say_full(self, full: bool, free: int) -> None:
+        if full != self._said_full:
+            self._said_full = full
+            logger.warning("disk %s: %d bytes free", "is nearly full" if full else "has space", free)
 
     # --- when due ----------------------------------------------------------------------------
 
@@ -136,30 +172,35 @@ class Housekeeping:
     async def _sync(self, segment: Segment) -> None:
         def sync() -> None:
             try:
-                segment.file.sync()
+                segment.sync()
             except OSError as error:
                 raise DiskFailed(f"{segment.path}: {error}") from error
 
         await self._in_thread(sync)
 
-    async def _seal(self) -> None:
+    async def _seal(self) -> bool:
         log = self._log
+        has_sealed = False
         while (segment := log.unsealed()) is not None:
             rows = await self._in_thread(lambda: log.seal(segment))  # noqa: B023
             assert isinstance(rows, RowsFile)
             log.sealed(segment, rows)
+            has_sealed = True
             logger.info("segment sealed: %s, %d bytes", segment.path, segment.bytes)
         if log.tail.bytes > log.limits.segment_bytes_max // 4 * 3:
             await self._in_thread(log.prepare_next)
+        return has_sealed
 
     def _checkpoint_is_due(self) -> bool:
         settings = self._broker.settings.log
+        # Retention makes the log smaller: what comes after it is counted from there.
+        self._checkpoint_bytes = min(self._checkpoint_bytes, self._log.bytes)
         return (
             self._log.tail.new.count >= settings.checkpoint_rows
             or self._log.bytes - self._checkpoint_bytes >= settings.checkpoint_bytes
         )
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, copies: int = 1) -> None:
         """Write the fold of the log up to now, and the rows that are only in memory."""
         log, tail = self._log, self._log.tail
         if tail.new.count:
@@ -177,7 +218,7 @@ class Housekeeping:
             for path, run in zip(paths, runs, strict=True):
                 if isinstance(run, NewRows):
                     write_rows(log.disk, path, first_index=tail.first_index, sources=[run])
-            write_checkpoint(log.disk, log.folder, checkpoint)
+            write_checkpoint(log.disk, log.folder, checkpoint, copies=copies)
             return [
                 run if isinstance(run, RowsFile) else RowsFile.open(log.disk, path)
                 for path, run in zip(paths, runs, strict=True)
@@ -209,11 +250,14 @@ class Housekeeping:
             return
         self._forget_rows(verdict.drop)
         # What is about to go must be known without it first.
-        await self.checkpoint()
+        await self.checkpoint(copies=2)
         if verdict.drop:
-            await self._in_thread(lambda: log.drop(verdict.drop))
+            log.drop(verdict.drop)
+            await self._in_thread(lambda: log.remove_files(verdict.drop))
             logger.info("segments dropped: %d", len(verdict.drop))
         for segment in verdict.rewrite:
+            if self._is_stopping.is_set():
+                return
             smaller = await self._in_thread(
                 lambda: rewrite(log, segment, is_dead=self._is_dead)  # noqa: B023
             )
@@ -234,10 +278,12 @@ class Housekeeping:
                 topic = self._broker.catalogue.by_number.get(summary.topic)
                 if topic is None or summary.end_offset <= topic.first_offset:
                     continue
-                kept = kept_bytes[topic.number] = kept_bytes.get(topic.number, 0) + summary.bytes
+                newer = kept_bytes.get(topic.number, 0)
+                kept_bytes[topic.number] = newer + summary.bytes
                 keep_ms = topic.record.retention_ms or self._broker.settings.log.retention_ms
                 too_old = bool(keep_ms) and summary.last_time_ms < now_ms - keep_ms
-                too_big = 0 < topic.record.retention_bytes < kept
+                # Only what is not needed to have as much as the topic asks for may go.
+                too_big = 0 < topic.record.retention_bytes <= newer
                 if too_old or too_big:
                     topic.first_offset = summary.end_offset
 
@@ -261,8 +307,7 @@ class Housekeeping:
 
     def _tail_is_old(self, tail: Segment) -> bool:
         keep_ms = self._broker.shortest_retention_ms()
-        now_ms = self._broker.clock.now_ms()
-        return bool(keep_ms) and tail.last_time_ms < now_ms - keep_ms
+        return bool(keep_ms) and tail.last_time_ms < self._broker.clock.now_ms() - keep_ms
 
     def _rolled(self, error: Exception | None) -> None:
         if error is None:

@@ -61,7 +61,7 @@ class Producers:
             )
         return None
 
-    def record(self, producer_id: int, sequence: int, *, offset: int, event_id: int) -> None:
+    def record(self, producer_id: int, sequence: int, offset: int, event_id: int) -> None:
         """Remember where a publish went."""
         window = self._windows.get(producer_id)
         if window is None:
@@ -83,9 +83,7 @@ class Producers:
         offset = entry.base_offset
         for _, header in batches_of(body, 0, entry.body_bytes):
             if header.producer_id:
-                self.record(
-                    header.producer_id, header.sequence, offset=offset, event_id=entry.index
-                )
+                self.record(header.producer_id, header.sequence, offset, entry.index)
             offset += header.count
 
     def save(self) -> bytes:

@@ -36,10 +36,11 @@ from onward.errors import (
     UnknownTopic,
 )
 from onward.message.entry import Draft, Kind
+from onward.log.disk import Buffer
 from onward.log.log import Log, Write
-from onward.message.batch import check_batch, largest_body_bytes
+from onward.message.batch import BatchHeader, check_batch, largest_body_bytes
 from onward.message.names import check_topic_name
-from onward.protocol.payloads import Durability, decode_publish
+from onward.protocol.payloads import Durability, decode_publish, published_frame
 from onward.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ if TYPE_CHECKING:
 # Readers take entries as a whole: larger ones would make them wait, smaller ones cost more each.
 ENTRY_BYTES_MAX: Final = 512 << 10
 RETRY_AFTER_MS: Final = 100
+SLOW_SYNC_S: Final = 0.003
+WAIT_S_MAX: Final = 0.004
+CROWD_BYTES_MAX: Final = 256 << 10
+ROUTES_MAX: Final = 4_096
+# Below this a copy of the batch is cheaper than a view of its frame.
+COPIED_BYTES_MAX: Final = 2_048
+_DISK: Final = int(Durability.DISK)
 _SEQUENCE_MAX: Final = 1 << 62
 
 
@@ -57,7 +65,7 @@ class Publish:
     __slots__ = ("batch", "count", "producer_id", "request_id", "sequence", "session", "waiters")
 
     def __init__(
-        self, session: Session, request_id: int, batch: memoryview, count: int,
+        self, session: Session, request_id: int, batch: Buffer, count: int,
         producer_id: int, sequence: int,
     ) -> None:  # fmt: skip
         self.session = session
@@ -86,7 +94,7 @@ class Change:
 class Collected:
     """What the next commit will carry."""
 
-    __slots__ = ("bytes", "created", "later", "publishes", "sync")
+    __slots__ = ("bytes", "count", "created", "later", "publishes", "sync")
 
     def __init__(self) -> None:
         self.created: list[Change] = []
@@ -94,10 +102,48 @@ class Collected:
         self.later: list[Change] = []
         """Changes and endings of topics: after the messages that came before them."""
         self.bytes = 0
+        self.count = 0
         self.sync = False
 
     def __bool__(self) -> bool:
         return bool(self.publishes or self.created or self.later)
+
+
+class Pace:
+    """When to begin a commit: at once, unless the disk is slow and a crowd is about to return.
+
+    Publishers that wait for their answer come back right after it. If a commit begins while half
+    of them are still on their way, two halves take turns on the disk for ever, and each waits
+    for two syncs. A pause that is short beside a slow sync brings them together again. A fast disk,
+    a single publisher and large batches never wait.
+    """
+
+    __slots__ = ("_began_at", "_sync_s", "crowd")
+
+    def __init__(self) -> None:
+        self._began_at = 0.0
+        self._sync_s = 0.0
+        self.crowd = 0
+
+    def began(self, now_s: float) -> None:
+        """A commit was handed to the disk."""
+        self._began_at = now_s
+
+    def ended(self, now_s: float, crowd: int) -> None:
+        """A commit is done; `crowd` publishes were waiting for it or for the next."""
+        self._sync_s += (now_s - self._began_at - self._sync_s) / 8
+        self.crowd = crowd
+
+    def wait_s(self, collected: Collected) -> float:
+        """Return how long to wait for the rest of the crowd."""
+        if (
+            self._sync_s < SLOW_SYNC_S
+            or collected.count * 10 >= self.crowd * 9
+            or collected.bytes > CROWD_BYTES_MAX
+            or not collected.sync
+        ):
+            return 0.0
+        return min(self._sync_s / 3, WAIT_S_MAX)
 
 
 class Publishing:
@@ -110,6 +156,7 @@ class Publishing:
     ) -> None:  # fmt: skip
         self._log = log
         self._catalogue = catalogue
+        self._routes: dict[bytes, tuple[Topic, int, int]] = {}
         self._producers = producers
         self._commit_seam = commit
         self._settings = settings
@@ -117,11 +164,15 @@ class Publishing:
         self._wake = wake
         self._fail = fail
         self._loop = asyncio.get_running_loop()
+        self._message_bytes_max = settings.topics.message_bytes_max
+        self._connection_bytes_max = settings.server.connection_bytes_max
         self._inflight_bytes_max = settings.server.inflight_bytes_max
         self._default = Durability[settings.log.durability.upper()]
+        self._pace = Pace()
         self._collected = Collected()
         self._under_way: Collected | None = None
         self._is_due = False
+        self._wait: asyncio.TimerHandle | None = None
         self._unanswered: dict[tuple[int, int], Publish] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -136,34 +187,48 @@ class Publishing:
     def publish(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         """Take one PUBLISH frame; its answer goes to the session when it is durable."""
         try:
-            self._accept(session, request_id, payload)
+            topic, durability, start = self._route(payload)
+            header = check_batch(payload, start)
+            producer_id, sequence = header.producer_id, header.sequence
+            if producer_id and self._is_repeat(session, request_id, producer_id, sequence):
+                return
+            if self.is_stopping or self.disk_is_full:
+                raise self._unavailable()
+            limit = topic.message_bytes_max or self._message_bytes_max
+            if header.raw_bytes > limit or header.length != len(payload) - start:
+                self._check_size(topic, payload, start, header, limit)
+            if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
+                self._check_load(session, sequence)
+            if not topic.number:
+                topic = self._create_on_use(topic.name)
         except OnwardError as error:
             session.refuse(request_id, error)
-
-    def _accept(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        durability, name, start = decode_publish(payload)
-        durability = self._durability(durability)
-        header = check_batch(payload, start)
-        if header.length != len(payload) - start:
-            raise ProtocolError("a PUBLISH frame holds exactly one batch")
-        topic = self._catalogue.by_name.get(name)
-        if topic is None or not topic.writable or topic.ending:
-            topic = self._create_on_use(name, topic)
-        limit = topic.message_bytes_max or self._settings.topics.message_bytes_max
-        if header.length > limit:
-            self._check_size(topic, payload, start, limit)
-        if self.is_stopping or self.disk_is_full:
-            raise self._unavailable()
-        if header.producer_id and self._is_repeat(session, request_id, header[6], header[7]):
             return
-        if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
-            self._check_load(session, header.sequence)
-        publish = Publish(
-            session, request_id, memoryview(payload)[start:], header.count, header[6], header[7]
-        )
-        if header.producer_id:
-            self._unanswered[header[6], header[7]] = publish
+        batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
+        publish = Publish(session, request_id, batch, header.count, producer_id, sequence)
+        if producer_id:
+            self._unanswered[producer_id, sequence] = publish
         self._collect(topic, publish, header.length, durability)
+
+    def _route(self, payload: bytes | bytearray) -> tuple[Topic, int, int]:
+        """Return the topic, the durability, and where the batch begins.
+
+        The front of the frame is the same for each publish to a topic, so what was found out about
+        it is kept, until any topic changes. A topic that cannot be written now has number 0.
+        """
+        front = bytes(payload[: 4 + payload[1]]) if len(payload) > 4 else b""
+        route = self._routes.get(front)
+        if route is None:
+            asked, name, start = decode_publish(payload)
+            durability = self._durability(asked)
+            topic = self._catalogue.by_name.get(name)
+            if topic is None or not topic.is_open:
+                # Nothing is created or refused before it is known that this is no repeat.
+                return Topic(TopicRecord(number=0, name=name)), durability, start
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            route = self._routes[front] = (topic, durability, start)
+        return route
 
     def _durability(self, asked: int) -> int:
         if asked <= Durability.DISK:
@@ -174,8 +239,9 @@ class Publishing:
             raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
         raise InvalidRequest(f"durability {asked} does not exist")
 
-    def _create_on_use(self, name: str, topic: Topic | None) -> Topic:
+    def _create_on_use(self, name: str) -> Topic:
         """Return the new topic for a name that nobody used, or say why it cannot be written."""
+        topic = self._catalogue.by_name.get(name)
         if topic is not None and topic.ending:
             raise TopicEnded(f"topic {topic.name!r} is ending")
         if topic is not None:
@@ -183,14 +249,14 @@ class Publishing:
         check_topic_name(name)
         if not self._settings.topics.auto_create:
             raise UnknownTopic(f"topic {name!r} does not exist, and topics.auto_create is off")
-        if self.is_stopping or self.disk_is_full:
-            raise self._unavailable()
         return self.create_topic(self.new_record(name), done=lambda error: None)
 
     def _check_size(
-        self, topic: Topic, payload: bytes | bytearray, start: int, limit: int
+        self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader, limit: int
     ) -> None:
-        header = check_batch(payload, start)
+        """Look closer at what may be too large."""
+        if header.length != len(payload) - start:
+            raise ProtocolError("a PUBLISH frame holds exactly one batch")
         batch_limit = self._settings.topics.batch_bytes_max
         if header.length > batch_limit or header.raw_bytes > batch_limit:
             raise MessageTooLarge(f"a batch has at most {batch_limit} bytes")
@@ -208,10 +274,9 @@ class Publishing:
             raise InvalidRequest(f"sequence {sequence} is too large")
         stored = self._producers.find(producer_id, sequence)
         if stored is not None:
-            session.published(
-                request_id, stored.offset, stored.event_id, Durability.DISK, repeat=True
-            )
-            session.flush()
+            offset, event_id = stored
+            reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
+            session.published(published_frame(request_id, offset, event_id, reached, repeat=True))
             return True
         under_way = self._unanswered.get((producer_id, sequence))
         if under_way is None:
@@ -222,11 +287,15 @@ class Publishing:
         return True
 
     def _check_load(self, session: Session, sequence: int) -> None:
-        """Refuse what is too much now, and what comes after it, so that the order is kept."""
-        if session.held_sequence and sequence <= session.held_sequence:
+        """Refuse what is too much now, and what was sent after it, so that the order is kept.
+
+        A client sends again only after all it sent has an answer. So a sequence that was refused
+        before begins a new round, even when the first of them is never sent again.
+        """
+        if sequence <= session.held_sequence:
             session.held_sequence = 0
         if session.held_sequence or self.inflight_bytes > self._inflight_bytes_max:
-            session.held_sequence = session.held_sequence or sequence
+            session.held_sequence = sequence
             raise Overloaded("too many bytes are under way", retry_after_ms=RETRY_AFTER_MS)
 
     def _unavailable(self) -> OnwardError:
@@ -244,12 +313,19 @@ class Publishing:
         else:
             publishes.append(publish)
         collected.bytes += size
+        collected.count += 1
         self.inflight_bytes += size
-        publish.session.unanswered(size)
-        if durability == Durability.DISK:
+        session = publish.session
+        session.unanswered_bytes += size
+        if session.unanswered_bytes > self._connection_bytes_max:
+            session.keep_reading()
+        if durability == _DISK:
             collected.sync = True
-        if not self._is_due:
-            self._commit_soon()
+        if self._under_way is None:
+            if not self._is_due:
+                self._commit_soon()
+            elif self._wait is not None and collected.count >= self._pace.crowd:
+                self._commit_now()
 
     def new_record(self, name: str) -> TopicRecord:
         """Return the record of a topic that is about to be created."""
@@ -280,16 +356,25 @@ class Publishing:
         self, record: TopicRecord, *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Change a topic's rules."""
-        self._collected.later.append(Change(Kind.TOPIC_CHANGED, record, done=done))
+        topic = self._catalogue.by_number[record.number]
+        topic.staged_record = record
+
+        def settle(error: OnwardError | None) -> None:
+            if error is not None:
+                topic.staged_record = topic.record
+            done(error)
+
+        self._collected.later.append(Change(Kind.TOPIC_CHANGED, record, done=settle))
         self._collected.sync = True
         self._commit_soon()
 
     def end_topic(self, topic: Topic, ending: TopicEnding, *, done: Callable[[OnwardError | None], None]) -> None:
         """End a topic: from now on nothing more is written to it."""
-        topic.ending = True
+        topic.end(ending=True)
+        self._routes.clear()
 
         def settle(error: OnwardError | None) -> None:
-            topic.ending = error is None
+            topic.end(ending=error is None)
             done(error)
 
         self._collected.later.append(Change(Kind.TOPIC_DELETED, ending, done=settle))
@@ -306,13 +391,27 @@ class Publishing:
             self._loop.call_soon(self._commit)
 
     def _commit(self) -> None:
+        """Begin a commit, or wait a moment for those who will publish again at once."""
         self._is_due = False
         if self._under_way is not None or not self._collected:
             return
+        wait_s = self._pace.wait_s(self._collected)
+        if wait_s:
+            self._is_due = True
+            self._wait = self._loop.call_later(wait_s, self._commit_now)
+        else:
+            self._commit_now()
+
+    def _commit_now(self) -> None:
+        self._is_due = False
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
         collected, self._collected = self._collected, Collected()
         self._under_way = collected
         write = self._log.stage(self._drafts(collected))
         self.commit_count += 1
+        self._pace.began(self._loop.time())
         self._commit_seam.submit(
             write, sync=collected.sync, done=lambda error: self._done(collected, write, error)
         )
@@ -335,6 +434,7 @@ class Publishing:
     def _done(self, collected: Collected, write: Write, error: Exception | None) -> None:
         """Settle a commit, and begin the next with all that came meanwhile."""
         self._under_way = None
+        self._pace.ended(self._loop.time(), collected.count + self._collected.count)
         if error is None:
             self._succeed(collected, write)
         elif isinstance(error, OnwardError):
@@ -368,41 +468,35 @@ class Publishing:
                 self._wake(topic)
 
     def _apply(self, change: Change, entry: object) -> None:
+        self._routes.clear()
         self._catalogue.apply(entry, change.body)  # type: ignore[arg-type]
         change.done(None)
 
     def _answer(self, publishes: list[Publish], offset: int, index: int, reached: int) -> None:
-        """Send the receipts of one entry: each connection gets one write, however many it has."""
+        """Send the receipts of one entry."""
         record, unanswered = self._producers.record, self._unanswered
-        dirty: list[Session] = []
         for publish in publishes:
-            session, count = publish.session, publish.count
-            if publish.producer_id:
-                key = publish.producer_id, publish.sequence
-                record(*key, offset=offset, event_id=index)
-                del unanswered[key]
-            if not session.has_output:
-                dirty.append(session)
-            session.published(publish.request_id, offset, index, reached)
+            session, producer_id = publish.session, publish.producer_id
+            if producer_id:
+                sequence = publish.sequence
+                record(producer_id, sequence, offset, index)
+                del unanswered[producer_id, sequence]
+            session.published(published_frame(publish.request_id, offset, index, reached))
             session.answered(len(publish.batch))
             if publish.waiters:
                 self._answer_waiters(publish, offset, index, reached)
-            offset += count
-            self.published_count += count
-        for session in dirty:
-            session.flush()
+            offset += publish.count
+            self.published_count += publish.count
 
     def _answer_waiters(self, publish: Publish, offset: int, index: int, reached: int) -> None:
         for session, request_id in publish.waiters or ():
-            session.published(request_id, offset, index, reached, repeat=True)
-            session.flush()
+            session.published(published_frame(request_id, offset, index, reached, repeat=True))
 
     def _refuse(self, collected: Collected, write: Write, error: OnwardError) -> None:
         """Nothing was written: put the offsets back and say so to everyone who waits.
 
         Also to those who came meanwhile: they may rely on a topic that was not created.
         """
-        self._log.abandon(write)
         self.disk_is_full = self.disk_is_full or isinstance(error, DiskFull)
         self._refuse_collected(collected, error)
         later, self._collected = self._collected, Collected()
@@ -418,6 +512,7 @@ class Publishing:
                 publish.session.refuse(publish.request_id, error)
                 for session, request_id in publish.waiters or ():
                     session.refuse(request_id, error)
+        self._routes.clear()
         for change in (*collected.created, *collected.later):
             change.done(error)
 
@@ -428,6 +523,7 @@ class Publishing:
         self._under_way = collected = Collected()
         self._idle.clear()
         write = self._log.stage_roll()
+        self._pace.began(self._loop.time())
 
         def settle(error: Exception | None) -> None:
             self._done(collected, write, error)

@@ -128,7 +128,7 @@ class Requests:
             changes["expires_at_ms"] = self._expiry(
                 wanted.expires_at_ms or 0, wanted.lifetime_ms or 0
             )
-        record: TopicRecord = replace(topic.record, **changes)
+        record: TopicRecord = replace(topic.staged_record, **changes)
         self._broker.publishing.change_topic(
             record, done=self._settle(session, request_id, lambda: self.describe(topic))
         )

@@ -26,7 +26,6 @@ from onward.protocol.payloads import (
     decode_read,
     encode_error,
     encode_json,
-    published_frame,
 )
 
 from onward.settings import Token
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onward.session")
 
 SEND_BUFFER_BYTES = 1 << 20
+PUBLISH = int(Kind.PUBLISH)
 
 
 class Session(asyncio.BufferedProtocol):
@@ -45,14 +45,13 @@ class Session(asyncio.BufferedProtocol):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connection = ServerConnection()
+        self._where_to_receive = self._connection.receiver.buffer
         self._transport: asyncio.Transport | None = None
-        self._output: list[bytes] = []
-        self._unanswered_bytes = 0
-        self._is_paused = False
+        self.unanswered_bytes = 0
+        self.is_paused = False
         self.writable = True
-        self.has_output = False
         self.held_sequence = 0
-        """A sequence that was refused for now: later ones wait until it came again, in order."""
+        """The last sequence that was refused for now: later ones wait until one came again."""
         self.hello: Hello | None = None
         self.principal = ""
         self.last_heard_ms = broker.clock.monotonic_ms()
@@ -68,16 +67,16 @@ class Session(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where to receive."""
-        return self._connection.buffer(self._broker.shared_buffer)
+        return self._where_to_receive(self._broker.shared_buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received."""
-        self.last_heard_ms = self._broker.now_monotonic_ms
+        broker = self._broker
+        self.last_heard_ms = broker.now_monotonic_ms
         try:
-            frames = self._connection.received(nbytes)
-            for kind, request_id, payload in frames:
-                if kind == Kind.PUBLISH:
-                    self._broker.publishing.publish(self, request_id, payload)
+            for kind, request_id, payload in self._connection.received(nbytes):
+                if kind == PUBLISH:
+                    broker.publishing.publish(self, request_id, payload)
                 else:
                     self._take(kind, request_id, payload)
         except ProtocolError as error:
@@ -91,18 +90,17 @@ class Session(asyncio.BufferedProtocol):
         """Forget everything that this connection had open."""
         self._transport = None
         self.writable = False
-        self._output.clear()
         self._broker.closed(self)
 
     def pause_writing(self) -> None:
         """The client does not read: send and take nothing more until it does."""
         self.writable = False
-        self._keep_reading()
+        self.keep_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self.writable = True
-        self._keep_reading()
+        self.keep_reading()
         self._broker.delivering.resume(self)
 
     # --- frames ------------------------------------------------------------------------------
@@ -148,21 +146,10 @@ class Session(asyncio.BufferedProtocol):
 
     # --- answers -----------------------------------------------------------------------------
 
-    def published(
-        self, request_id: int, offset: int, event_id: int, durability: int, *, repeat: bool = False
-    ) -> None:
-        """Add a receipt to the output; `flush` sends it."""
-        self._output.append(
-            published_frame(request_id, offset, event_id, durability, repeat=repeat)
-        )
-        self.has_output = True
-
-    def flush(self) -> None:
-        """Send the collected output with one write."""
-        self.has_output = False
-        if self._transport is not None and self._output:
-            self._transport.write(b"".join(self._output))
-        self._output.clear()
+    def published(self, receipt: bytes) -> None:
+        """Send a receipt. Those of one commit leave the socket together: the loop gathers them."""
+        if self._transport is not None:
+            self._transport.write(receipt)
 
     def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
         """Send one frame."""
@@ -218,25 +205,19 @@ class Session(asyncio.BufferedProtocol):
         """Tell whether a frame has begun and is not complete."""
         return self._connection.pending_bytes > 0
 
-    def unanswered(self, size: int) -> None:
-        """Count bytes that wait for their answer."""
-        self._unanswered_bytes += size
-        if self._unanswered_bytes > self._broker.connection_bytes_max:
-            self._keep_reading()
-
     def answered(self, size: int) -> None:
         """Count bytes that have their answer."""
-        self._unanswered_bytes -= size
-        if self._is_paused:
-            self._keep_reading()
+        self.unanswered_bytes -= size
+        if self.is_paused:
+            self.keep_reading()
 
-    def _keep_reading(self) -> None:
+    def keep_reading(self) -> None:
         """Read on, or stop reading, as the limits say."""
-        limit = self._broker.connection_bytes_max >> self._is_paused
-        paused = not self.writable or self._unanswered_bytes > limit
-        if paused == self._is_paused or self._transport is None:
+        limit = self._broker.connection_bytes_max >> self.is_paused
+        paused = not self.writable or self.unanswered_bytes > limit
+        if paused == self.is_paused or self._transport is None:
             return
-        self._is_paused = paused
+        self.is_paused = paused
         if paused:
             self._transport.pause_reading()
         else:

@@ -28,7 +28,15 @@ from onward.cli.output import printable
 from onward.errors import Corruption, OnwardError, OutcomeUnknown, Unavailable
 
 COMMANDS = {
+    "serve": "Run a broker.",
+    "publish": "Publish messages: one per argument, or one per line of a file or a pipe.",
+    "read": "Read the messages of a topic, and follow it live.",
+    "topics": "List, create, show, change and delete topics.",
+    "status": "Show how a broker is: its log, its disk, its connections, its counts.",
+    "log": "Check, show and repair the log of a stopped broker.",
     "config": "Show the settings, and where each one comes from.",
+    "bench": "Run the benchmark NAME; `list` names them all, `all` runs them all.",
+    "demo": "Show what Onward does, in a quarter of a minute, and verify it.",
 }
 """Name and short help of every command, in the order of the help page."""
 

@@ -16,6 +16,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -28,8 +29,8 @@ from onward.client.link import Link
 from onward.client.producer import Producer
 from onward.client.reader import Reader, ReadStart
 from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.topics import Duration, TopicInfo, duration_ms, instant_ms, read_start
-from onward.clock import SystemClock
+from onward.client.topics import Duration, TopicDescription, duration_ms, instant_ms, read_start
+from onward.clock import Clock, SystemClock
 from onward.errors import (
     InvalidRequest,
     MessageTooLarge,
@@ -86,7 +87,7 @@ class Client:
     def __init__(
         self, addresses: list[Address], *, token: str | None, name: str, timeout_s: float,
         durability: int, settings: Settings | None = None, dials: list[Dial] | None = None,
-        producer_id: int | None = None,
+        producer_id: int | None = None, clock: Clock | None = None, jitter: Random | None = None,
     ) -> None:  # fmt: skip
         self._addresses = addresses
         self._token = token
@@ -98,7 +99,8 @@ class Client:
         self._producer_id = producer_id or secrets.randbits(63) | 1
         self._embedded: Any = None
         self._opened: tuple[Keeper, Producer] | None = None
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
+        self._jitter = jitter
 
     async def __aenter__(self) -> Self:
         """Connect, or raise why that is not possible."""
@@ -118,8 +120,12 @@ class Client:
         """Connect; `async with` does it by itself."""
         if self._opened is not None:
             raise InvalidRequest("this client is open already")
-        keeper = Keeper(await self._make_dials(), name=self._name, token=self._token)
-        producer = Producer(producer_id=self._producer_id, timeout_s=self._timeout_s)
+        keeper = Keeper(
+            await self._make_dials(), name=self._name, token=self._token, jitter=self._jitter
+        )
+        producer = Producer(
+            producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock
+        )
         keeper.listen(producer.use)
         try:
             await keeper.open(timeout_s=self._timeout_s)
@@ -322,15 +328,17 @@ class Client:
             self._keeper(), topic, follow=False, timeout_s=self._timeout_s, credit_bytes=1,
             start=cast(ReadStart, read_start(offset, None, now_ms=0)),
         )  # fmt: skip
-        async with asyncio.timeout(self._timeout_s):
-            batches = reader.batches()
-            try:
+        batches = reader.batches()
+        try:
+            async with asyncio.timeout(self._timeout_s):
                 async for batch in batches:
                     if batch.first_offset == offset:
                         return batch.messages()[0]
                     break
-            finally:
-                await batches.aclose()
+        except TimeoutError:
+            raise NotConnected(f"no answer in time for message {offset} of {topic!r}") from None
+        finally:
+            await batches.aclose()
         raise OffsetOutOfRange(f"topic {topic!r} holds no message {offset}")
 
     # --- topics ------------------------------------------------------------------------------
@@ -346,7 +354,7 @@ class Client:
         retention: Duration | None = None,
         retention_bytes: int = 0,
         exist_ok: bool = False,
-    ) -> TopicInfo:
+    ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be.
 
         >>> async def main() -> str:
@@ -364,7 +372,7 @@ class Client:
                 "retention_bytes": retention_bytes, "message_bytes_max": message_bytes_max,
             }
         )  # fmt: skip
-        return msgspec.convert(reply, TopicInfo)
+        return msgspec.convert(reply, TopicDescription)
 
     async def change_topic(
         self,
@@ -376,7 +384,7 @@ class Client:
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
         retention_bytes: int | None = None,
-    ) -> TopicInfo:
+    ) -> TopicDescription:
         """Change what is given, leave the rest. `expires_at=0` lets a topic live for ever."""
         changes: dict[str, object] = {
             "rule": rule,
@@ -388,16 +396,16 @@ class Client:
         }
         given = {name: value for name, value in changes.items() if value is not None}
         reply = await self._request({"op": "topic.change", "topic": topic, **given})
-        return msgspec.convert(reply, TopicInfo)
+        return msgspec.convert(reply, TopicDescription)
 
     async def delete_topic(self, topic: str) -> None:
         """End a topic now: its readers are told, its name is free, its space comes back."""
         await self._request({"op": "topic.delete", "topic": topic})
 
-    async def topic(self, topic: str) -> TopicInfo:
+    async def topic(self, topic: str) -> TopicDescription:
         """Return what there is to know of one topic; `UnknownTopic` when there is none."""
         return msgspec.convert(
-            await self._request({"op": "topic.describe", "topic": topic}), TopicInfo
+            await self._request({"op": "topic.describe", "topic": topic}), TopicDescription
         )
 
     async def has_topic(self, topic: str) -> bool:
@@ -408,16 +416,16 @@ class Client:
             return False
         return True
 
-    async def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicInfo]:
+    async def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
         """Return all topics in the order of their names; with `ended` also those that are no more."""
-        found: list[TopicInfo] = []
+        found: list[TopicDescription] = []
         after = ""
         while True:
             reply = await self._request(
                 {"op": "topic.list", "prefix": prefix, "after": after, "limit": _PAGE, "all": ended}
             )
-            found += msgspec.convert(reply["topics"], list[TopicInfo])
-            found += msgspec.convert(reply.get("ended", []), list[TopicInfo])
+            found += msgspec.convert(reply["topics"], list[TopicDescription])
+            found += msgspec.convert(reply.get("ended", []), list[TopicDescription])
             after = reply["next"]
             if not after:
                 return found
@@ -430,17 +438,20 @@ class Client:
 
     async def _request(self, request: dict[str, object]) -> dict[str, Any]:
         """Ask once; what only asks is asked again when the connection is lost."""
+        may_be_done = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     link = await self._keeper().connected(timeout_s=self._timeout_s)
+                    may_be_done = request["op"] not in _ASKS_ONLY
                     reply = await self._ask(link, request)
                     if reply is not None:
                         return reply
-                    if request["op"] not in _ASKS_ONLY:
+                    if may_be_done:
                         raise OutcomeUnknown(f"the connection was lost during {request['op']}")
         except TimeoutError:
-            raise OutcomeUnknown(f"no answer in time for {request['op']}") from None
+            kind = OutcomeUnknown if may_be_done else NotConnected
+            raise kind(f"no answer in time for {request['op']}") from None
 
     async def _ask(self, link: Link, request: dict[str, object]) -> dict[str, Any] | None:
         """Return the reply, or None when the connection was lost before it came."""

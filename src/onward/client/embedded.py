@@ -10,6 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+import msgspec
+
 from onward.broker.broker import Broker
 from onward.client.address import Address
 from onward.client.link import Link
@@ -65,7 +69,10 @@ def _is_shared(address: Address) -> bool:
 async def _open_broker(address: Address, settings: Settings | None) -> Broker:
     if address.scheme == "memory":
         return await Broker.open(settings or _memory_settings(), disk=MemoryDisk())
-    return await Broker.open(settings or Settings(log=LogSettings(folder=address.place)))
+    settings = settings or Settings()
+    # The address says where, whatever the settings say besides.
+    log = msgspec.structs.replace(settings.log, folder=address.place)
+    return await Broker.open(msgspec.structs.replace(settings, log=log))
 
 
 def _memory_settings() -> Settings:

@@ -65,7 +65,8 @@ class Keeper:
         """Return the open link, waiting for one if need be."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.link is None:
+                # A link may be lost already though nobody was told yet.
+                while self.link is None or not self.link.is_open:
                     if self._final is not None:
                         raise self._final
                     self._changed.clear()
@@ -115,7 +116,7 @@ class Keeper:
                 return None
             except OnwardError as error:
                 self._last_error = error
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, UnicodeError) as error:
                 self._last_error = NotConnected(str(error) or type(error).__name__)
         return None
 

@@ -5,19 +5,20 @@
 
 Every batch carries the producer's id and a sequence, so the broker stores it once however often
 it is sent. At most as many sequences are unanswered as the broker remembers; while that many
-are under way, batches fill. A publish fails with `OutcomeUnknown` only when it may have been
-stored: it was sent, and its deadline passed without an answer.
+are under way, batches fill. What an overloaded broker refused is sent again, before anything new and
+after all that was sent has an answer: so the order is kept. A publish fails with `OutcomeUnknown`
+only when it may have been stored: it was sent, and there was no answer in time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from onward.client.link import Link
 from onward.client.receipt import DURABILITIES, BatchReceipt, Receipt
+from onward.clock import Clock
 from onward.errors import (
     MessageTooLarge,
     NotConnected,
@@ -120,16 +121,17 @@ class OpenBatch:
 class WholeBatch:
     """What `publish_many` sends: one atomic batch with one receipt."""
 
-    __slots__ = ("deadline", "durability", "encoded", "future", "size", "topic")
+    __slots__ = ("bytes", "deadline", "durability", "encoded", "future", "size", "topic")
 
     def __init__(
-        self, topic: str, durability: int, deadline: float, *, size: int,
+        self, topic: str, durability: int, deadline: float, *, size: int, bytes_: int,
         encoded: Callable[[int, int], bytes], future: asyncio.Future[BatchReceipt],
     ) -> None:  # fmt: skip
         self.topic = topic
         self.durability = durability
         self.deadline = deadline
         self.size = size
+        self.bytes = bytes_
         self.encoded = encoded
         self.future = future
 
@@ -161,9 +163,10 @@ class Sent:
 class Producer:
     """Publishes for one client."""
 
-    def __init__(self, *, producer_id: int, timeout_s: float) -> None:
+    def __init__(self, *, producer_id: int, timeout_s: float, clock: Clock) -> None:
         self._loop = asyncio.get_running_loop()
         self._producer_id = producer_id
+        self._clock = clock
         self._timeout_s = timeout_s
         self._link: Link | None = None
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -171,6 +174,7 @@ class Producer:
         self._sent: dict[int, Sent] = {}
         self._next_sequence = 1
         self._flush_is_due = False
+        self._has_refused = False
         self._not_before = 0.0
         self._check: asyncio.TimerHandle | None = None
         self._space = asyncio.Event()
@@ -207,7 +211,7 @@ class Producer:
         columns: dict[str, Sequence[object]], compression: str | None, deadline: float | None,
     ) -> asyncio.Future[BatchReceipt]:  # fmt: skip
         """Send all of them as one batch."""
-        time_ms = time.time_ns() // 1_000_000
+        time_ms = self._clock.now_ms()
 
         def encoded(producer_id: int, sequence: int) -> bytes:
             return encode_batch(
@@ -218,11 +222,12 @@ class Producer:
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         deadline = deadline if deadline is not None else self._loop.time() + self._timeout_s
         batch = WholeBatch(
-            topic, durability, deadline, size=len(bodies), encoded=encoded, future=future
-        )
+            topic, durability, deadline, size=len(bodies), encoded=encoded, future=future,
+            bytes_=sum(map(len, bodies)) + len(bodies) * MESSAGE_COST_BYTES,
+        )  # fmt: skip
         self._seal_open(topic, durability)
         self._waiting.append(batch)
-        self.waiting_bytes += len(bodies) * MESSAGE_COST_BYTES
+        self.waiting_bytes += batch.bytes
         self._flush_soon()
         return future
 
@@ -242,8 +247,8 @@ class Producer:
     def use(self, link: Link | None) -> None:
         """Go on with a new link: first again what has no answer, in its order."""
         self._link = link
-        if link is not None:
-            self._not_before = 0.0
+        if link is not None and link.is_open:
+            self._has_refused, self._not_before = False, 0.0
             for sent in list(self._sent.values()):
                 self._send(link, sent)
             self._flush_soon()
@@ -254,7 +259,8 @@ class Producer:
         if self._check is not None:
             self._check.cancel()
         for sent in list(self._sent.values()):
-            self._fail(sent, error)
+            unknown = OutcomeUnknown(f"closed before a publish to {sent.batch.topic!r} was answered")
+            self._fail(sent, unknown if sent.is_sent else error)
         for batch in (*self._waiting, *self._open.values()):
             batch.fail(error)
         self._waiting.clear()
@@ -278,7 +284,7 @@ class Producer:
         if self._check is None and not self.is_idle:
             self._check = self._loop.call_later(CHECK_EVERY_S, self._check_deadlines)
         link = self._link
-        if link is None or not link.is_open or self._loop.time() < self._not_before:
+        if link is None or not link.is_open or self._has_refused:
             return
         window = link.welcome.publishes_max
         while (self._waiting or self._open) and link.writable.is_set():
@@ -299,12 +305,19 @@ class Producer:
                     f"{link.welcome.batch_bytes_max}"
                 )
         except OnwardError as error:
-            self._release(batch)
-            batch.fail(error)
+            self._fail_unsent(batch, error)
             return
         self._next_sequence = sequence + 1
         sent = self._sent[sequence] = Sent(batch, sequence, encoded)
         self._send(link, sent)
+
+    def _fail_unsent(self, batch: OpenBatch | WholeBatch, error: OnwardError) -> None:
+        """Fail a batch that cannot be sent; of several messages only those that are the reason."""
+        if isinstance(batch, OpenBatch) and len(batch.bodies) > 1:
+            self._waiting.extendleft(reversed(batch.split()))
+        else:
+            self._release(batch)
+            batch.fail(error)
 
     def _encode(self, batch: OpenBatch | WholeBatch, sequence: int) -> bytes:
         if isinstance(batch, WholeBatch):
@@ -313,7 +326,7 @@ class Producer:
         columns = {} if optional is None else optional.columns(len(batch.bodies))
         return encode_batch(
             batch.bodies, producer_id=self._producer_id, sequence=sequence,
-            time_ms=time.time_ns() // 1_000_000, **columns,  # type: ignore[arg-type]
+            time_ms=self._clock.now_ms(), **columns,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _send(self, link: Link, sent: Sent) -> None:
@@ -336,17 +349,20 @@ class Producer:
             self._forget(sent)
             sent.batch.settle(offset, event_id, DURABILITIES[durability & 3])
         else:
-            self._refused(link, sent, decode_error(payload))
-        if not self._flush_is_due and (self._waiting or self._open):
+            self._refused(sent, decode_error(payload))
+        if self._has_refused:
+            self._again()
+        elif not self._flush_is_due and (self._waiting or self._open):
             self._flush_soon()
 
-    def _refused(self, link: Link, sent: Sent, error: OnwardError) -> None:
+    def _refused(self, sent: Sent, error: OnwardError) -> None:
         """Try again later what the broker could not take now; fail the rest."""
         if isinstance(error, Overloaded | Stopping) and self._loop.time() < sent.batch.deadline:
             pause_s = max(getattr(error, "retry_after_ms", 0), 20) / 1000
             self._not_before = self._loop.time() + pause_s
             sent.is_sent = False
-            self._loop.call_later(pause_s, self._again, link, sent)
+            self._has_refused = True
+            self._loop.call_later(pause_s, self._again)
             return
         batch = sent.batch
         if isinstance(error, MessageTooLarge) and isinstance(batch, OpenBatch) and len(batch.bodies) > 1:
@@ -356,10 +372,19 @@ class Producer:
             return
         self._fail(sent, error)
 
-    def _again(self, link: Link, sent: Sent) -> None:
-        if link is self._link and link.is_open and sent.sequence in self._sent:
+    def _again(self) -> None:
+        """Send again what was refused, in its order, once all that was sent has an answer."""
+        link = self._link
+        if not self._has_refused or link is None or not link.is_open:
+            return
+        # Timers may fire a little early.
+        is_early = self._loop.time() < self._not_before - 0.001
+        if is_early or any(sent.is_sent for sent in self._sent.values()):
+            return
+        self._has_refused = False
+        for sent in self._sent.values():
             self._send(link, sent)
-            self._flush_soon()
+        self._flush_soon()
 
     # --- settling ----------------------------------------------------------------------------
 
@@ -376,7 +401,10 @@ class Producer:
         self._waiting = deque([one for one in self._waiting if not self._expire(one, now)])
         for key in [key for key, one in self._open.items() if self._expire(one, now)]:
             del self._open[key]
+        self._again()
         if not self.is_idle:
+            # Also for a link that took nothing for a while, and does again.
+            self._flush_soon()
             self._check = self._loop.call_later(CHECK_EVERY_S, self._check_deadlines)
 
     def _expire(self, batch: OpenBatch | WholeBatch, now: float) -> bool:
@@ -395,10 +423,7 @@ class Producer:
         self._release(sent.batch)
 
     def _release(self, batch: OpenBatch | WholeBatch) -> None:
-        if isinstance(batch, OpenBatch):
-            self.waiting_bytes -= batch.bytes
-        else:
-            self.waiting_bytes -= batch.size * MESSAGE_COST_BYTES
+        self.waiting_bytes -= batch.bytes
         if self.waiting_bytes <= WAITING_BYTES_MAX:
             self._space.set()
 

@@ -27,6 +27,7 @@ from onward.protocol.payloads import (
     credit_frame,
     decode_end,
     decode_error,
+    decode_reply,
     encode_json,
 )
 
@@ -93,6 +94,7 @@ class Reader:
         self._credit_bytes = credit_bytes
         self._link: Link | None = None
         self._request_id = 0
+        self._pause_s = 0.0
         self._received: deque[bytes | bytearray] = deque()
         self._arrived = asyncio.Event()
         self._end: OnwardError | Literal["end"] | None = None
@@ -154,12 +156,31 @@ class Reader:
         self._arrived.set()
 
     async def _open(self) -> None:
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await asyncio.sleep(pause_s)
         link = await self._keeper.connected(timeout_s=self._timeout_s)
+        self._link = link
+        if self._start == "latest" and self._next_offset is None:
+            self._note_latest(link)
         start = self._start if self._next_offset is None else Start(offset=self._next_offset)
         read = Read(self._topic, start, self._credit_bytes, self._follow)
-        self._link = link
         self._request_id = link.expect(self._take)
         link.send(Kind.READ, self._request_id, encode_json(read))
+
+    def _note_latest(self, link: Link) -> None:
+        """Ask where the topic ends, just before reading from there.
+
+        Should the link be lost before anything arrives, the next one goes on from that place:
+        "latest" would be a later one by then.
+        """
+
+        def take(kind: int, payload: bytes | bytearray) -> None:
+            link.forget(request_id)
+            if kind == Kind.REPLY and self._next_offset is None:
+                self._next_offset = int(decode_reply(payload)["next_offset"])
+
+        request_id = link.expect(take)
+        link.send(Kind.REQUEST, request_id, encode_json({"op": "topic.describe", "topic": self._topic}))
 
     def _take(self, kind: int, payload: bytes | bytearray) -> None:
         if kind == Kind.ENTRIES:
@@ -185,6 +206,7 @@ class Reader:
             self._end = "end"
         elif isinstance(error, Stopping | Overloaded):
             self._link = None
+            self._pause_s = max(getattr(error, "retry_after_ms", 0), 20) / 1000
         else:
             self._end = error
 

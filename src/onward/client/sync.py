@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from typing import Any, Literal, Self, TypeVar
 from onward.client.client import Client, DurabilityName, Tags, connect
 from onward.client.reader import ReadBatch, Reader
 from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.topics import Duration, TopicInfo
+from onward.client.topics import Duration, TopicDescription
 from onward.errors import NotConnected
 from onward.message.message import Message
 from onward.settings import Settings
@@ -205,7 +206,7 @@ class SyncClient:
         retention: Duration | None = None,
         retention_bytes: int = 0,
         exist_ok: bool = False,
-    ) -> TopicInfo:
+    ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be."""
         return self._run(
             self._open().create_topic(
@@ -225,7 +226,7 @@ class SyncClient:
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
         retention_bytes: int | None = None,
-    ) -> TopicInfo:
+    ) -> TopicDescription:
         """Change what is given, leave the rest."""
         return self._run(
             self._open().change_topic(
@@ -239,7 +240,7 @@ class SyncClient:
         """End a topic now: its readers are told, its name is free, its space comes back."""
         self._run(self._open().delete_topic(topic))
 
-    def topic(self, topic: str) -> TopicInfo:
+    def topic(self, topic: str) -> TopicDescription:
         """Return what there is to know of one topic."""
         return self._run(self._open().topic(topic))
 
@@ -247,7 +248,7 @@ class SyncClient:
         """Tell whether a topic exists."""
         return self._run(self._open().has_topic(topic))
 
-    def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicInfo]:
+    def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
         """Return all topics in the order of their names."""
         return self._run(self._open().topics(prefix=prefix, ended=ended))
 
@@ -267,16 +268,24 @@ class SyncClient:
         return self._loop
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._running())
+        except RuntimeError:
+            work.close()
+            raise NotConnected("the client is closed") from None
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise NotConnected("the client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise
 
     def _end_thread(self) -> None:
+        """End the loop; threads that still wait in a call are told."""
         assert self._loop is not None
         assert self._thread is not None
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -301,7 +310,16 @@ class SyncReader:
             while (batch := self._run(_next(batches))) is not None:
                 yield batch
         finally:
-            self._run(_close(batches))
+            with contextlib.suppress(NotConnected):
+                self._run(_close(batches))
+
+
+async def _cancel_others() -> None:
+    """Cancel whatever still runs on this loop, and wait until it has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _next(batches: AsyncGenerator[ReadBatch]) -> ReadBatch | None:

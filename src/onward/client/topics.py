@@ -14,7 +14,7 @@ Duration = str | int | timedelta
 Instant = str | int | datetime
 
 
-class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One topic, as its broker describes it."""
 
     topic: str

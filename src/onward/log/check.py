@@ -1,7 +1,7 @@
 """Verifying a log: every entry of every segment, and all that is kept beside them.
 
     entries       checksum, chain, index without holes         (inspect.Walk)
-    offsets       without holes in each topic, except behind a gap: what was there is gone on purpose
+    offsets       without holes in each topic, except behind a gap, where they are gone on purpose
     index files   the rows that the segment's entries give, byte by byte
     checkpoint    readable, and true where it stands in the log
 
@@ -14,13 +14,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from onward.log.checkpoint import checkpoint_names, read_checkpoint
 from onward.log.disk import Disk
-from onward.log.entry import Entry, Kind
 from onward.log.index import ROW, NewRows, Row, RowsFile
 from onward.log.inspect import Damage, Lost, Walk
 from onward.log.recovery import SCAN_BYTES
 from onward.log.segment import Segment
+from onward.message.entry import Entry, Kind
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """What a check wants to know of the body of a created topic."""
+
+    number: int
+    name: str
+
 
 IndexState = Literal["ok", "open", "missing", "wrong"]
 
@@ -36,8 +46,6 @@ class SegmentReport:
     messages: int = 0
     gaps: int = 0
     index: IndexState = "open"
-    index_files: list[str] = field(default_factory=list)
-    """The files that were compared with the entries."""
     damages: list[Damage] = field(default_factory=list)
 
     @property
@@ -60,6 +68,8 @@ class Check:
         ]
         self.problems = [f"{name} is damaged" for name in self.bad_checkpoints]
         """What is wrong beside the segments."""
+        self.names: dict[int, str] = {}
+        """The names of the topics that were created in this log, by number."""
         self._disk = disk
         self._offsets = _Offsets(self.walk.next_index)
 
@@ -72,6 +82,11 @@ class Check:
     def damages(self) -> list[Damage]:
         """Return all that was found in the segments, in the order of the log."""
         return [damage for report in self.reports for damage in report.damages]
+
+    @property
+    def topics(self) -> set[int]:
+        """Return the numbers of the topics that have messages here."""
+        return self._offsets.topics
 
     @property
     def is_damaged(self) -> bool:
@@ -103,6 +118,9 @@ class Check:
                 self._take_damage(report, step, files)
             else:
                 self._take_entry(report, segment, step[0])
+                if step[0].kind == Kind.TOPIC_CREATED:
+                    named = msgspec.json.decode(step[1], type=_Named)
+                    self.names[named.number] = named.name
             if report.bytes - told >= SCAN_BYTES:
                 advance(report.bytes - told)
                 told = report.bytes
@@ -146,8 +164,7 @@ class Check:
         else:
             report.index = "missing"
         names = set(self._disk.list_folder(self.folder))
-        report.index_files = [path for path in paths if path.rsplit("/", 1)[-1] in names]
-        if not paths or len(report.index_files) < len(paths):
+        if not paths or any(path.rsplit("/", 1)[-1] not in names for path in paths):
             return []
         try:
             return [RowsFile.open(self._disk, path) for path in paths]
@@ -180,6 +197,11 @@ class _Offsets:
         # What retention dropped before the first index is a gap like any other.
         self._gap_index = first_index - 1
         self._damage: Damage | None = None
+
+    @property
+    def topics(self) -> set[int]:
+        """Return the numbers of all topics that were seen."""
+        return set(self._next)
 
     def take(self, entry: Entry) -> None:
         """Compare the entry's offsets with those of the entries before."""

@@ -15,7 +15,7 @@ from struct import Struct
 import msgspec
 from crc32c import crc32c
 
-from onward.log.disk import Disk
+from onward.log.disk import Disk, write_all
 
 HEADER = Struct("<4sIII")
 MAGIC = b"OCHK"
@@ -41,24 +41,31 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Whatever the owner of the log folds; opaque here."""
 
 
-def write_checkpoint(disk: Disk, folder: str, checkpoint: Checkpoint) -> None:
-    """Write durably, then forget all but the last two."""
+def write_checkpoint(disk: Disk, folder: str, checkpoint: Checkpoint, *, copies: int = 1) -> None:
+    """Write durably, then forget all but the last two.
+
+    Before something is removed from the log, `copies` is 2: the checkpoint before this one would
+    not be enough any more.
+    """
+    for copy in range(copies):
+        _write(disk, folder, checkpoint, f"{_PREFIX}{checkpoint.last_index:020d}-{copy}")
+    for name in checkpoint_names(disk, folder)[:-KEPT]:
+        disk.remove(f"{folder}/{name}")
+
+
+def _write(disk: Disk, folder: str, checkpoint: Checkpoint, name: str) -> None:
     body = msgspec.msgpack.encode(checkpoint)
-    path = f"{folder}/{_PREFIX}{checkpoint.last_index:020d}"
+    path = f"{folder}/{name}"
     file = disk.open(f"{path}.tmp", create=True)
     try:
         file.truncate(0)
         unit = HEADER.pack(MAGIC, VERSION, len(body), crc32c(body)) + body
-        written = 0
-        while written < len(unit):
-            written += file.write(written, [memoryview(unit)[written:]])
+        write_all(file, 0, unit)
         file.sync()
     finally:
         file.close()
     disk.rename(f"{path}.tmp", path)
     disk.sync_folder(folder)
-    for name in checkpoint_names(disk, folder)[:-KEPT]:
-        disk.remove(f"{folder}/{name}")
 
 
 def read_checkpoints(disk: Disk, folder: str) -> list[Checkpoint]:

@@ -61,6 +61,14 @@ class Unlock(Protocol):
     def __call__(self) -> None: ...
 
 
+def write_all(file: File, position: int, unit: Buffer) -> None:
+    """Write all of `unit` at `position`, however little the file takes at a time."""
+    view = memoryview(unit)
+    written = 0
+    while written < len(view):
+        written += file.write(position + written, [view[written:]])
+
+
 class FolderLocked(Exception):
     """Another process holds the lock of this folder."""
 
@@ -79,8 +87,12 @@ class OsDisk:
     """
 
     def make_folder(self, folder: str) -> None:
-        """Create `folder` and its parents; it may exist."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        """Create `folder` and its parents, durably; it may exist."""
+        path = Path(folder)
+        if not path.is_dir():
+            self.make_folder(str(path.parent))
+            path.mkdir(exist_ok=True)
+            self.sync_folder(str(path.parent))
 
     def list_folder(self, folder: str) -> list[str]:
         """Return the names in `folder`, sorted."""

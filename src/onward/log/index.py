@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from onward.log.disk import Disk
+from onward.log.disk import Disk, write_all
 from onward.message.entry import Entry
 
 ROW = Struct("<IIQqIIII")
@@ -241,13 +241,11 @@ def write_rows(disk: Disk, path: str, *, first_index: int, sources: Sequence[Row
         position = HEADER.size
         crc = 0
         for unit in _units(directory, sources):
-            written = 0
-            while written < len(unit):
-                written += file.write(position + written, [memoryview(unit)[written:]])
+            write_all(file, position, unit)
             position += len(unit)
             crc = crc32c(unit, crc)
         topics = len(directory) // DIRECTORY.size
-        file.write(0, [HEADER.pack(MAGIC, VERSION, first_index, topics, rows, crc, 0)])
+        write_all(file, 0, HEADER.pack(MAGIC, VERSION, first_index, topics, rows, crc, 0))
         file.sync()
     finally:
         file.close()

@@ -3,9 +3,9 @@
 Writing is three steps, because only the middle one may wait for the disk:
 
     stage(drafts)    the loop's thread gives out indexes and builds the bytes     -> Write
-    perform(write)   the storage thread writes, and syncs when asked              (may raise)
+    perform(write)   the storage thread writes, and syncs when asked; or raises `DiskFull`, with
+                     the files as they were, and the write is forgotten
     finish(write)    the loop's thread makes the entries findable
-    abandon(write)   ... or forgets them: the bytes were cut off again
 
 One write is under way at a time. A failed sync is never tried again: `DiskFailed` ends the node.
 Reading is two steps for the same reason: `plan` finds out what to read, `read` does it, and
@@ -133,23 +133,22 @@ class Log:
                 self._roll(write.segment)
             self._write(write)
             if sync:
-                write.segment.file.sync()
+                write.segment.sync()
+        except DiskFull:
+            self._take_back(write)
+            raise
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
 
     def finish(self, write: Write) -> None:
         """Make written entries findable."""
         if write.rolled:
+            # Time never goes back, also while the new segment has no entry.
+            write.segment.last_time_ms = self.tail.last_time_ms
             self.segments.append(write.segment)
         for entry in write.entries:
             write.segment.add(entry)
             self.last_crc = entry.crc
-
-    def abandon(self, write: Write) -> None:
-        """Forget a write that failed with the file as it was before."""
-        if write.rolled:
-            write.segment.close()
-            self.disk.remove(write.segment.path)
 
     def _segment_for(self, drafts: Sequence[Draft]) -> tuple[Segment, bool]:
         length = sum(HEADER_BYTES + 8 + sum(map(len, draft.parts)) for draft in drafts)
@@ -162,7 +161,7 @@ class Log:
         """Seal the tail's bytes and create the next file, both durable before the first entry."""
         tail = self.tail
         tail.cut(tail.bytes)
-        tail.file.sync()
+        tail.sync()
         try:
             prepared = PREPARED_NAME in self.disk.list_folder(self.folder)
             segment.create(prepared_path=f"{self.folder}/{PREPARED_NAME}" if prepared else None)
@@ -173,12 +172,46 @@ class Log:
     def _write(self, write: Write) -> None:
         if not write.length:
             return
+        end = write.position + write.length
         try:
-            step = self.limits.preallocate_bytes
-            write.segment.reserve(write.position + write.length, step=step)
+            if write.segment.needs_reserve(end):
+                self._take_room(write, end)
             write.segment.write(write.position, write.buffers, write.length)
         except OSError as error:
             raise self._as_full(error) from error
+
+    def _take_room(self, write: Write, end: int) -> None:
+        """Take space ahead; messages may not take the reserve, however fast they come.
+
+        Giving space back needs some itself: what ends a topic is written as long as anything is.
+        """
+        if self._has_room_ahead():
+            write.segment.reserve(end, step=self.limits.preallocate_bytes)
+            return
+        kept = self.limits.disk_reserve_bytes
+        has_messages = any(entry.kind == Kind.MESSAGES for entry in write.entries)
+        if has_messages and self.disk.free_bytes(self.folder) < kept + write.length:
+            raise DiskFull(f"the disk of {self.folder} is nearly full")
+
+    def _take_back(self, write: Write) -> None:
+        """Remove the file of a roll that came to nothing, durably.
+
+        The old tail goes on with the indexes that were meant for it: after a power cut its bytes
+        would contradict them.
+        """
+        if not write.rolled:
+            return
+        write.segment.close()
+        try:
+            self.disk.remove(write.segment.path)
+            self.disk.sync_folder(self.folder)
+        except OSError as error:
+            raise DiskFailed(f"{write.segment.path}: {error}") from error
+
+    def _has_room_ahead(self) -> bool:
+        """Tell whether space may be taken ahead: never that which is kept for checkpoints."""
+        step, kept = self.limits.preallocate_bytes, self.limits.disk_reserve_bytes
+        return step > 0 and self.disk.free_bytes(self.folder) >= step + kept
 
     def _as_full(self, error: OSError) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -188,7 +221,7 @@ class Log:
     def prepare_next(self) -> None:
         """Create the next segment's file ahead, so that rolling costs one rename."""
         path = f"{self.folder}/{PREPARED_NAME}"
-        if PREPARED_NAME in self.disk.list_folder(self.folder):
+        if PREPARED_NAME in self.disk.list_folder(self.folder) or not self._has_room_ahead():
             return
         file = self.disk.open(path, create=True)
         try:
@@ -282,17 +315,23 @@ class Log:
 
     def sealed(self, segment: Segment, rows: RowsFile) -> None:
         """Use the index file from now on."""
-        runs = [run.path for run in segment.runs if isinstance(run, RowsFile)]
         segment.sealed = rows
         segment.runs = []
         segment.new = NewRows(segment.first_index)
-        for path in runs:
-            self.disk.remove(path)
+        # All of them: a life that ended before its checkpoint may have left some that nobody knows.
+        runs = segment.index_path.rsplit("/", 1)[-1] + ".run-"
+        for name in self.disk.list_folder(self.folder):
+            if name.startswith(runs):
+                self.disk.remove(f"{self.folder}/{name}")
 
     def drop(self, segments: Sequence[Segment]) -> None:
-        """Remove whole segments, oldest first. The caller has made a checkpoint before."""
+        """Forget whole segments, oldest first: nothing finds them any more."""
         for segment in segments:
             self.segments.remove(segment)
+
+    def remove_files(self, segments: Sequence[Segment]) -> None:
+        """Remove dropped segments, oldest first. In a thread, with a checkpoint made before."""
+        for segment in segments:
             self.disk.remove(segment.index_path)
             self.disk.remove(segment.path)
         self.disk.sync_folder(self.folder)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from onward.errors import Corruption, Unavailable
 from onward.log.checkpoint import Checkpoint, read_checkpoints
-from onward.log.disk import Disk, FolderLocked, Unlock
+from onward.log.disk import Disk, FolderLocked, Unlock, write_all
 from onward.message.entry import HEADER_BYTES, MAGIC, Entry, Kind, decode_gap, read_entry, read_header
-from onward.log.index import RowsFile
+from onward.log.index import NewRows, RowsFile
 from onward.log.log import PREPARED_NAME, Log, LogLimits
 from onward.log.segment import Segment
 
@@ -87,7 +87,7 @@ class _Opening:
         start = self._open_below(segments, checkpoint)
         self._scan(segments[start:], apply)
         # What a killed broker wrote may still be in the page cache only.
-        self.log.tail.file.sync()
+        self.log.tail.sync()
         self.log.synced_index = self.log.next_index - 1
         return Opened(
             self.log, unlock, checkpoint.state if checkpoint else b"",
@@ -95,14 +95,32 @@ class _Opening:
         )  # fmt: skip
 
     def _without_unused(self, segments: list[Segment]) -> list[Segment]:
-        """Remove files that a roll created and never used, except an aligned one at the end."""
+        """Remove files that a roll created and never used, except an aligned one at the end.
+
+        What has an index file was used: if it is empty now, it is damaged, and its readers are told.
+        """
+        sealed = self._sealed_paths(segments)
         kept: list[Segment] = []
         for segment in segments:
-            if kept and _used_bytes(segment) == 0 and segment is not segments[-1]:
+            is_unused = segment.path not in sealed and _used_bytes(segment) == 0
+            if kept and is_unused and segment is not segments[-1]:
                 self.disk.remove(segment.path)
             else:
                 kept.append(segment)
         return kept
+
+    def _sealed_paths(self, segments: list[Segment]) -> set[str]:
+        """Return the paths of all segments with an index file; each of them must be there."""
+        names = self.disk.list_folder(self.folder)
+        sealed = {f"{self.folder}/{name[:-4]}.log" for name in names if name.endswith(".idx")}
+        # Retention removes the index file before its segment: the other way round is a loss.
+        missing = sorted(sealed - {segment.path for segment in segments})
+        if missing:
+            raise Corruption(
+                f"{missing[0]} is missing, but its index file is there; nothing will be served: "
+                f"restore it from a copy, or run 'onward log check {self.folder}'"
+            )
+        return sealed
 
     def _remove_leftovers(self) -> None:
         for name in self.disk.list_folder(self.folder):
@@ -161,10 +179,15 @@ class _Opening:
             raise self._corruption(segment, end)
         self.scanned_bytes += size
         segment.bytes, segment.next_index = size, index
-        return self.log.seal(segment)
+        rows = self.log.seal(segment)
+        segment.new = NewRows(segment.first_index)
+        return rows
 
     def _open_partly(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """Use the runs that the checkpoint names, or read that part of the segment again."""
+        if segment.file.size() < checkpoint.position:
+            # What a checkpoint knows was on the disk before it: this is no torn tail.
+            raise self._corruption(segment, segment.file.size())
         try:
             runs = [RowsFile.open(self.disk, f"{self.folder}/{n}") for n in checkpoint.runs]
             segment.runs = list(runs)
@@ -192,6 +215,8 @@ class _Opening:
         for number, segment in enumerate(segments):
             if segment not in self.log.segments:
                 continue
+            last_time_ms = segments[number - 1].last_time_ms if number else 0
+            segment.last_time_ms = max(segment.last_time_ms, last_time_ms)
             self._fold(segment, apply)
             later = segments[number + 1 :]
             self._settle(segment, later)
@@ -231,13 +256,13 @@ class _Opening:
         try:
             for start in range(0, rest_bytes, SCAN_BYTES):
                 length = min(SCAN_BYTES, rest_bytes - start)
-                aside.write(start, [segment.file.read(segment.bytes + start, length)])
+                write_all(aside, start, segment.file.read(segment.bytes + start, length))
             aside.sync()
         finally:
             aside.close()
         self.disk.sync_folder(self.folder)
         segment.cut(segment.bytes)
-        segment.file.sync()
+        segment.sync()
         self.cut_bytes += rest_bytes
 
     def _corruption(self, segment: Segment, position: int) -> Corruption:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from onward.errors import Corruption
 from onward.log.check import Check, SegmentReport
 from onward.log.disk import Disk, File
-from onward.log.entry import HEADER_BYTES, Draft, Kind, encode_entry, encode_gap
 from onward.log.inspect import GAP_BYTES, Damage
 from onward.log.log import LogLimits
 from onward.log.recovery import SCAN_BYTES, open_log
+from onward.message.entry import HEADER_BYTES, Draft, Kind, encode_entry, encode_gap
 
 _LENGTH_MAX = 2**32 - 8
 _PREFIX = "broken-"
@@ -36,7 +36,12 @@ def needs_repair(check: Check) -> bool:
 
 def losses(check: Check) -> list[Damage]:
     """Return what can be mended only by giving something up."""
-    return [damage for damage in check.damages if damage.kind == "damaged"]
+    return [damage for report in check.reports for damage in losses_of(report)]
+
+
+def losses_of(report: SegmentReport) -> list[Damage]:
+    """Return the losses in one segment."""
+    return [damage for damage in report.damages if damage.kind == "damaged"]
 
 
 def repair(disk: Disk, check: Check, *, accept_loss: bool) -> list[str]:
@@ -47,6 +52,8 @@ def repair(disk: Disk, check: Check, *, accept_loss: bool) -> list[str]:
     done: list[str] = []
     for report in check.reports:
         done += _repair_segment(disk, check.folder, report, accept_loss=accept_loss)
+    if accept_loss:
+        _remove_orphans(disk, check)
     for name in check.bad_checkpoints:
         aside = _free_name(disk, check.folder, _PREFIX + name)
         disk.rename(f"{check.folder}/{name}", f"{check.folder}/{aside}")
@@ -89,17 +96,30 @@ def _repair_segment(
                 f"{verb}: bytes {damage.position} to {damage.end} of {_name(report.path)}, saved "
                 f"as {aside}"
             )
-    if report.index_files and (report.index == "wrong" or (done and _changed_rows(report))):
-        for path in report.index_files:
-            disk.remove(path)
+    if losses_of(report) and not accept_loss:
+        return done
+    if report.index == "wrong" or losses_of(report):
+        _remove_rows(disk, folder, report)
         done.append(f"index of {_name(report.path)} is built again")
     elif report.index == "missing":
         done.append(f"index of {_name(report.path)} is built")
     return done
 
 
-def _changed_rows(report: SegmentReport) -> bool:
-    return any(damage.kind == "damaged" for damage in report.damages)
+def _remove_rows(disk: Disk, folder: str, report: SegmentReport) -> None:
+    """Remove the index file and all runs: opening the log builds what it needs of them."""
+    prefix = _name(report.path).removesuffix(".log") + ".idx"
+    for name in disk.list_folder(folder):
+        if name.startswith(prefix):
+            disk.remove(f"{folder}/{name}")
+
+
+def _remove_orphans(disk: Disk, check: Check) -> None:
+    """Remove the index files of segments that are gone or empty: a gap stands for them now."""
+    there = {_name(report.path).removesuffix(".log") for report in check.reports}
+    for name in disk.list_folder(check.folder):
+        if name.endswith(".idx") and name.removesuffix(".idx") not in there:
+            disk.remove(f"{check.folder}/{name}")
 
 
 def _mend(disk: Disk, damage: Damage) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from onward.errors import Corruption
+from onward.log.disk import Disk, write_all
 from onward.message.entry import Draft, Entry, Kind, decode_gap, encode_entry, encode_gap
 from onward.log.index import TopicSummary
 from onward.log.log import Log
@@ -57,48 +58,63 @@ def _is_mostly_dead(segment: Segment, is_dead: IsDead) -> bool:
 def rewrite(log: Log, segment: Segment, *, is_dead: IsDead) -> Segment:
     """Write a sealed segment again without its dead entries. In a thread.
 
-    The index file goes first and comes last: a crash in between leaves a segment without one,
-    which is built again at the next start.
+    The copy is read back before it takes the segment's place. The index file goes first and comes
+    last: a crash in between leaves a segment without one, which is built again at the next start.
     """
     dead = {s.topic for s in segment.summaries() if s.topic and is_dead(s)}
     new = Segment(log.disk, log.folder, first_index=segment.first_index)
-    _copy(log, segment, dead, f"{segment.path}.tmp")
+    path, new.path = new.path, f"{new.path}.tmp"
+    try:
+        _copy(log.disk, segment, dead, new.path)
+        _read_back(new, segment)
+    except BaseException:
+        log.disk.remove(new.path)
+        raise
     log.disk.remove(segment.index_path)
     log.disk.sync_folder(log.folder)
-    log.disk.rename(f"{segment.path}.tmp", segment.path)
+    log.disk.rename(new.path, path)
     log.disk.sync_folder(log.folder)
-    for entry, _ in scan(new, 0):
-        new.add(entry)
-    new.sealed = log.seal(new)
-    new.next_index, new.last_time_ms = segment.next_index, segment.last_time_ms
+    new.path = path
+    log.sealed(new, log.seal(new))
     return new
 
 
-def _copy(log: Log, segment: Segment, dead: set[int], path: str) -> None:
-    log.disk.remove(path)
-    file = log.disk.open(path, create=True)
-    position = 0
-    gap: list[Entry] = []
+def _copy(disk: Disk, segment: Segment, dead: set[int], path: str) -> None:
+    """Write what is alive to `path`, and a gap for each stretch of what is not."""
+    disk.remove(path)
+    file = disk.open(path, create=True)
+    position = end = 0
+    first: Entry | None = None
     last = (0, 0)
-    end = 0
     try:
         for entry, body in scan(segment, 0):
             end = entry.end
             if entry.topic in dead or entry.kind == Kind.GAP:
-                gap.append(entry)
+                first = first or entry
                 last = decode_gap(body) if entry.kind == Kind.GAP else (entry.index, entry.crc)
                 continue
-            if gap:
-                position += file.write(position, [_gap(gap[0], *last)])
-                gap = []
-            position += file.write(position, [segment.file.read(entry.position, entry.length)])
+            unit = segment.file.read(entry.position, entry.length)
+            if first is not None:
+                unit, first = _gap(first, *last) + unit, None
+            write_all(file, position, unit)
+            position += len(unit)
         if end != segment.bytes:
             raise Corruption(f"{segment.path} is damaged at byte {end}: it is kept as it is")
-        if gap:
-            file.write(position, [_gap(gap[0], *last)])
+        if first is not None:
+            write_all(file, position, _gap(first, *last))
         file.sync()
     finally:
         file.close()
+
+
+def _read_back(new: Segment, segment: Segment) -> None:
+    """Take the entries of the copy; what it does not hold as it should is not given up for it."""
+    for entry, body in scan(new, 0):
+        new.add(entry)
+        new.next_index = decode_gap(body)[0] + 1 if entry.kind == Kind.GAP else entry.index + 1
+    if new.next_index != segment.next_index or new.bytes != new.file.size():
+        raise Corruption(f"{new.path} is no true copy of {segment.path}, which is kept")
+    new.last_time_ms = segment.last_time_ms
 
 
 def _gap(first: Entry, last_index: int, last_crc: int) -> bytes:

@@ -3,11 +3,15 @@
     open     entries are appended; rows in runs: files, frozen (being written), new (in memory)
     sealed   never written again; all rows in one `.idx` file beside it
 
-A segment is written by one thread only. Its rows are touched by the loop's thread only.
+A segment is written by one thread only. Its rows are touched by the loop's thread only. Two threads
+may sync it (a commit, and housekeeping): one at a time, and after one failed the other fails too,
+because the kernel tells of lost pages only once.
 """
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Iterator
 
 from onward.log.disk import Buffer, Disk, File
@@ -40,6 +44,8 @@ class Segment:
         self._disk = disk
         self._file: File | None = None
         self._reserved_bytes = 0
+        self._sync_lock = threading.Lock()
+        self._has_failed = False
 
     @property
     def file(self) -> File:
@@ -55,12 +61,15 @@ class Segment:
         self._file = self._disk.open(self.path, create=True)
         self._reserved_bytes = self._file.size()
 
+    def needs_reserve(self, upto: int) -> bool:
+        """Tell whether writing up to there goes beyond the space that was taken ahead."""
+        return upto > self._reserved_bytes
+
     def reserve(self, upto: int, *, step: int) -> None:
         """Take disk space ahead, in steps: a commit then changes no metadata and is faster."""
-        if step and upto > self._reserved_bytes:
-            size = upto + step - upto % step
-            self.file.reserve(size)
-            self._reserved_bytes = size
+        size = upto + step - upto % step
+        self.file.reserve(size)
+        self._reserved_bytes = size
 
     def write(self, position: int, buffers: list[Buffer], length: int) -> None:
         """Write all of it, or raise OSError with the file cut back to where it was."""
@@ -73,6 +82,17 @@ class Segment:
         except OSError:
             self.cut(position)
             raise
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk; after a failure it fails for ever."""
+        with self._sync_lock:
+            if self._has_failed:
+                raise OSError(errno.EIO, "an earlier sync of this file failed")
+            try:
+                self.file.sync()
+            except OSError:
+                self._has_failed = True
+                raise
 
     def cut(self, position: int) -> None:
         """Remove everything from `position` on."""

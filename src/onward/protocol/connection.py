@@ -1,6 +1,6 @@
 """Which frame is allowed when: the state of one connection, seen from either end.
 
-    broker   PREFACE ─preface─▶ HELLO ─HELLO─▶ WELCOME ─welcome()─▶ OPEN ─goodbye()─▶ CLOSING
+    broker   HELLO ─preface, HELLO─▶ WELCOME ─welcome()─▶ OPEN ─goodbye()─▶ CLOSING
     client   PREFACE ─hello()─▶ WELCOME ─WELCOME─▶ OPEN ─bye() or GOODBYE─▶ CLOSING
     both     any ─BYE received, a fault, or close()─▶ CLOSED
 
@@ -97,16 +97,16 @@ class Connection:
 
     def __init__(self, *, preface: bytes) -> None:
         self.state = State.PREFACE
-        self._receiver = Receiver(frame_bytes_max=HELLO_FRAME_BYTES_MAX, preface=preface)
+        self.receiver = Receiver(frame_bytes_max=HELLO_FRAME_BYTES_MAX, preface=preface)
 
     @property
     def pending_bytes(self) -> int:
         """How many bytes of a frame that is not complete have arrived."""
-        return self._receiver.pending_bytes
+        return self.receiver.pending_bytes
 
     def buffer(self, shared: bytearray) -> memoryview:
         """Return where to receive next. Ask again before each receive."""
-        return self._receiver.buffer(shared)
+        return self.receiver.buffer(shared)
 
     def received(self, n: int) -> list[Frame]:
         """Take note that `n` bytes came into the last `buffer`; return the frames, all allowed.
@@ -114,7 +114,7 @@ class Connection:
         A `ProtocolError` is the end: send what `fault` returns for it, and close.
         """
         try:
-            frames = self._receiver.received(n)
+            frames = self.receiver.received(n)
             if self.state is not State.OPEN:
                 self._check_each(frames)
                 return frames
@@ -165,20 +165,15 @@ class ServerConnection(Connection):
 
     def __init__(self) -> None:
         super().__init__(preface=PREFACE)
+        # The receiver holds every frame back until the preface is there.
+        self.state = State.HELLO
         self.hello: Hello | None = None
-
-    def received(self, n: int) -> list[Frame]:
-        """Take note that `n` bytes came into the last `buffer`; return the frames, all allowed."""
-        if self.state is State.PREFACE:
-            # The receiver holds every frame back until the preface is there.
-            self.state = State.HELLO
-        return super().received(n)
 
     def welcome(self, welcome: Welcome) -> bytes:
         """Accept the client: return the WELCOME to send; its limits hold from here on."""
         assert self.state is State.WELCOME, f"welcome() {_WHEN[self.state]}"
         self.state = State.OPEN
-        self._receiver.frame_bytes_max = welcome.frame_bytes_max
+        self.receiver.frame_bytes_max = welcome.frame_bytes_max
         return frame(Kind.WELCOME, 0, encode_json(welcome))
 
     def goodbye(self, *, code: str, message: str) -> bytes:
@@ -239,7 +234,7 @@ class ClientConnection(Connection):
             return
         self.welcome = decode_welcome(payload)
         _check_version(self.welcome.version)
-        self._receiver.frame_bytes_max = self._frame_bytes_max
+        self.receiver.frame_bytes_max = self._frame_bytes_max
         self.state = State.OPEN
 
 

@@ -14,13 +14,16 @@ Rules:
 - A failed sync forgets what was pending: reads still return it, a later sync succeeds, and
   after a power cut it is gone. That is what kernels do.
 - A write that fails has written nothing; a short one has written what it says.
+- `cut_power_after` lets the power go in the middle of whatever is done then: nothing works until
+  `crash`, and what was not synced by then is at stake.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from random import Random
@@ -40,6 +43,10 @@ Unsynced = Literal["random", "lost", "kept"]
 # How many of so many survive a power cut: bytes of a sector, or changes of names.
 Survive = Callable[[int], int]
 Names = dict[str, Content | None]
+
+
+class PowerCut(OSError):
+    """The power is off: nothing works until `FaultyDisk.crash` starts the machine again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +87,22 @@ class FaultyDisk(MemoryDisk):
         self._stored_names: dict[str, Content] = {}
         self._pending_names: list[Names] = []
         self._to_fail: list[tuple[Operation, int, int]] = []
+        # How many operations are left until the power goes, and who is told then.
+        self._power: tuple[int, Callable[[], None]] | None = None
+
+    def cut_power_after(self, operations: int, *, then: Callable[[], None]) -> None:
+        """Cut the power after so many operations, and call `then` at that moment."""
+        self._power = operations, then
+
+    @contextmanager
+    def without_faults(self) -> Iterator[None]:
+        """Let nothing fail for a moment, and what was to fail afterwards fail as before."""
+        before = self.faults, self._to_fail, self._power
+        self.faults, self._to_fail, self._power = Faults(), [], None
+        try:
+            yield
+        finally:
+            self.faults, self._to_fail, self._power = before
 
     def fail(self, operation: Operation, *, after: int = 0, error: int = errno.EIO) -> None:
         """Let one coming `operation` fail: the next, or the one `after` so many that succeed.
@@ -99,6 +122,7 @@ class FaultyDisk(MemoryDisk):
         self.starts += 1
         self._locks.clear()
         self._to_fail.clear()
+        self._power = None
         survive = self._survival(unsynced)
         for content in self._contents():
             content.lose_power(survive)
@@ -106,6 +130,13 @@ class FaultyDisk(MemoryDisk):
             _apply(names, self._stored_names)
         self._pending_names.clear()
         self._show_stored()
+
+    def kill(self) -> None:
+        """Let the program die and the machine live: open files and locks die, no byte is lost."""
+        self.starts += 1
+        self._locks.clear()
+        self._to_fail.clear()
+        self._power = None
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
         """Damage one bit of a file, in what is seen and in what is stored."""
@@ -132,6 +163,7 @@ class FaultyDisk(MemoryDisk):
 
     def step(self, operation: Operation, chance: float = 0.0) -> None:
         """Raise if this operation is to fail now. Files call it before all that they do."""
+        self._use_power()
         for number, (failing, after, error) in enumerate(self._to_fail):
             if failing == operation and after == 0:
                 del self._to_fail[number]
@@ -154,7 +186,18 @@ class FaultyDisk(MemoryDisk):
     def _new_content(self, space: Space) -> Content:
         return FaultyContent(space)
 
+    def _use_power(self) -> None:
+        if self._power is None:
+            return
+        left, then = self._power
+        self._power = left - 1, then
+        if left == 0:
+            then()
+        if left <= 0:
+            raise PowerCut(errno.EIO, "the power was cut")
+
     def _change(self, names: Names) -> None:
+        self._use_power()
         super()._change(names)
         self._pending_names.append(names)
 
@@ -208,6 +251,8 @@ class FaultyFile(MemoryFile):
         """Make what was written durable; or fail, and never make it durable."""
         try:
             self._step("sync", self._disk.faults.sync_error)
+        except PowerCut:
+            raise  # not refused, but never done: what is pending may survive all the same
         except OSError:
             self._faulty.forget()
             raise

@@ -1,0 +1,22 @@
+"""Benchmarks: Onward beside its neighbours, on this machine, in the same minutes.
+
+A benchmark is one module here with one function, `run(options) -> Report`, and one line in
+BENCHES. Reading order: `report` (what comes out), `peers` (the servers, as child programs), `load`
+(a light load generator) with `speakers` (the protocols it speaks), then one file per benchmark.
+
+Every server of a comparison runs on the same disk, in the same minutes, under the same load. Only
+a ratio within one run means something. A peer that is missing is said, never skipped in silence.
+"""
+
+from typing import Final
+
+BENCHES: Final = {
+    "publish-sync": "256 connections, one 200-byte message in flight each, on disk before the ack",
+    "publish-bulk": "batches of 1,000 messages of 200 bytes, on disk before the ack",
+    "publish-await": "256 tasks that await publish() through the client library",
+    "read": "5 M messages of 200 bytes through the client library, hot and cold",
+    "memory": "resident memory of the broker: idle, at 5,000 publishes/s, after 1 M publishes",
+    "recovery": "from the start after kill -9 to the first accepted publish, with 2 GiB of log",
+    "topics": "single messages to random ones of 100,000 topics, and to one topic",
+}
+"""Name and one line about every benchmark; `publish-sync` is the module `publish_sync`."""

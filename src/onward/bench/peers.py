@@ -1,0 +1,206 @@
+"""The servers of a comparison: child programs on free ports, each with an empty folder.
+
+    with started("redis", folder=folder) as redis: ... redis.port, redis.resident_mb()
+
+`onward` is a real `onward serve`. Every server puts a message on the disk before it acks it, as
+far as it can: what each one really does is written in its `settings` and goes into the report. A
+server that is not installed raises `PeerMissing`, which says how to get it.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from onward.errors import Unavailable
+
+START_S_MAX = 30.0
+STOP_S_MAX = 15.0
+
+
+class PeerMissing(Unavailable):
+    """A server or client library of the comparison is not installed."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    name: str
+    port: int
+    folder: Path
+    settings: str
+    child: subprocess.Popen[bytes]
+
+    def resident_mb(self) -> float:
+        """Return how much memory it really has, in MB (1,000,000 bytes)."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text(encoding="ascii")
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert match is not None
+        return int(match[1]) * 1024 / 1e6
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that it has taken so far, in all its threads."""
+        stat = Path(f"/proc/{self.child.pid}/stat").read_text(encoding="ascii")
+        # The name may have spaces; after it come fields 3 and on: 14 is user, 15 system time.
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.child.kill()
+        self.child.wait(STOP_S_MAX)
+
+
+@contextlib.contextmanager
+def started(
+    name: str, *, folder: Path, keep: bool = False, options: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Start a server with a new folder inside `folder`; stop it and remove that folder after."""
+    place = Path(tempfile.mkdtemp(prefix=f"onward-bench-{name}-", dir=folder))
+    try:
+        with running(name, place=place, options=options) as server:
+            yield server
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(
+    name: str, *, place: Path, options: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Start a server on a folder that may have something in it; stop it after."""
+    port = free_port()
+    command, settings = COMMANDS[name](port, place, options or {})
+    with open(place / "output.txt", "ab") as output:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    server = Server(name, port, place, settings, child)
+    try:
+        wait_for(server)
+        yield server
+    finally:
+        _stop(child)
+
+
+def wait_for(server: Server) -> None:
+    """Return when the server takes connections."""
+    give_up_at = time.monotonic() + START_S_MAX
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+        except OSError:
+            _check_lives(server)
+            if time.monotonic() > give_up_at:
+                raise Unavailable(f"{server.name} did not start in {START_S_MAX:g} s") from None
+            time.sleep(0.005)
+        else:
+            return
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now.
+
+    >>> free_port() > 1023
+    True
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def program(name: str) -> str:
+    """Return the path of an installed program, or say that it is missing."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    if found is None:
+        raise PeerMissing(f"{name} is not installed (make setup-bench)")
+    return found
+
+
+def program_version(name: str) -> str:
+    """Return what a program says about its version."""
+    output = subprocess.run(
+        [program(name), "-v" if name == "beanstalkd" else "--version"],
+        capture_output=True, text=True, check=False, timeout=STOP_S_MAX,
+    )  # fmt: skip
+    match = re.search(r"\d+(\.\d+)+", output.stdout + output.stderr)
+    return match[0] if match else "unknown"
+
+
+def missing_parser() -> dict[str, str]:
+    """Say when redis-py must do without its C parser: it is many times slower then."""
+    if find_spec("hiredis"):
+        return {}
+    return {"hiredis": "hiredis is not installed: redis-py parses in Python, far below its best"}
+
+
+Command = tuple[list[str], str]
+
+
+def _onward(port: int, place: Path, options: Mapping[str, str]) -> Command:
+    given = {"server.port": str(port), "log.folder": str(place / "log"), **options}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    start = "import sys; from onward.cli import main; main(['serve', *sys.argv[1:]])"
+    chosen = ", ".join(f"{name}={value}" for name, value in options.items())
+    return [sys.executable, "-c", start, *flags], f"durability disk {chosen}".strip()
+
+
+def _redis(port: int, place: Path, options: Mapping[str, str]) -> Command:
+    # A rewrite of its file in the middle of a short run would be bad luck, not a property.
+    given = {
+        "appendonly": "yes", "appendfsync": "always", "save": "",
+        "auto-aof-rewrite-percentage": "0", **options,
+    }  # fmt: skip
+    flags = [word for name, value in given.items() for word in (f"--{name}", value)]
+    where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(place)]
+    return [program("redis-server"), *where, *flags], "appendonly yes, appendfsync always"
+
+
+def _nats(port: int, place: Path, options: Mapping[str, str]) -> Command:
+    config = place / "nats.conf"
+    # Before 2.10 it cannot be told to sync before it acks; it does so every two minutes.
+    numbers = program_version("nats-server").split(".")
+    can_sync = [int(number) for number in numbers[:2]] >= [2, 10]
+    sync = "sync_interval: always" if can_sync else ""
+    store = f'jetstream {{ store_dir: "{place}", max_file_store: 50GB\n {sync} }}'
+    config.write_text(f"listen: 127.0.0.1:{port}\n{store}\n", encoding="utf-8")
+    settings = sync or "sync_interval 2m, the only way of this version: acked before on disk"
+    return [program("nats-server"), "-c", str(config)], f"file storage, {settings}"
+
+
+def _beanstalkd(port: int, place: Path, options: Mapping[str, str]) -> Command:
+    where = ["-l", "127.0.0.1", "-p", str(port), "-b", str(place)]
+    return [program("beanstalkd"), *where, "-f", "0"], "binlog, fsync after every write (-f 0)"
+
+
+COMMANDS: dict[str, Callable[[int, Path, Mapping[str, str]], Command]] = {
+    "onward": _onward,
+    "redis": _redis,
+    "nats": _nats,
+    "beanstalkd": _beanstalkd,
+}
+
+
+def _check_lives(server: Server) -> None:
+    if server.child.poll() is not None:
+        said = (server.folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+        last = said.strip().splitlines()[-1:] or ["nothing said"]
+        raise Unavailable(f"{server.name} ended while starting: {last[0]}")
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

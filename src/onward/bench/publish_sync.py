@@ -1,0 +1,40 @@
+"""publish-sync: many connections that each wait for their ack before they send the next message.
+
+256 connections, one 200-byte message in flight each, on disk before the ack. The peer is a Redis
+stream (XADD) with `appendfsync always`. One raw load generator speaks both protocols, so the
+servers are compared and not their client libraries. Every Onward connection is a producer of its
+own, with a real producer id and sequence: the broker finds repeats as it would in earnest.
+"""
+
+import secrets
+
+from onward.bench.report import Options, Report
+from onward.bench.speakers import OnwardSpeaker, RedisSpeaker, Speaker
+from onward.bench.versus import compare
+
+CONNECTIONS = 256
+BODY = bytes(range(200))
+
+
+def run(options: Options) -> Report:
+    """Measure single messages per second."""
+    return compare(
+        "publish-sync",
+        options,
+        speakers={"onward": onward_speakers, "redis": redis_speakers},
+        messages_each=1,
+        in_flight=1,
+    )
+
+
+def onward_speakers() -> list[Speaker]:
+    """Return speakers for Onward: each is a producer of its own."""
+    return [
+        OnwardSpeaker("bench", [BODY], producer_id=secrets.randbits(63) | 1)
+        for _ in range(CONNECTIONS)
+    ]
+
+
+def redis_speakers() -> list[Speaker]:
+    """Return speakers for Redis."""
+    return [RedisSpeaker("bench", [BODY]) for _ in range(CONNECTIONS)]

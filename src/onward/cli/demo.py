@@ -1,0 +1,288 @@
+"""`onward demo`: what Onward does, end to end, and verified on the way.
+
+    1   a broker inside this process (`file:`), in a folder that is removed afterwards
+    2   a real broker: `onward serve` as a process of its own, killed with SIGKILL and started again
+
+Each line says what was done and what came of it. What does not come as promised ends the demo with
+exit 1. Nothing is left behind: no process, no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+
+import click
+
+import onward
+from onward.cli.output import print_line
+from onward.message.batch import encode_batch
+from onward.protocol.connection import ClientConnection
+from onward.protocol.payloads import (
+    Durability,
+    Hello,
+    Published,
+    decode_published,
+    publish_head,
+)
+
+MANY = 100_000
+BATCH = 1_000
+BODY = b'{"kind":"reading","sensor":"north-7","celsius":21.25}'
+START_S_MAX = 20.0
+
+
+@click.command()
+def command() -> None:
+    """Show what Onward does, in a quarter of a minute, and verify it.
+
+    Example:  onward demo
+    """
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="onward-demo-") as folder:
+        asyncio.run(_tell(folder))
+    print_line("")
+    print_line(f"all of it held, in {time.monotonic() - started_s:.1f} s")
+
+
+async def _tell(folder: str) -> None:
+    _heading("a broker inside this process: connect('file:...')")
+    async with onward.connect(f"file:{folder}/embedded") as mq:
+        await _publish_and_read(mq)
+        await _follow(mq)
+        await _lifetime(mq)
+    async with onward.connect(f"file:{folder}/embedded") as mq:
+        offsets = [message.offset async for message in mq.read("orders")]
+        _check(offsets == list(range(4)), "closed and opened again: orders has its 4 messages")
+    _heading("a broker of its own: onward serve")
+    await _with_served(f"{folder}/served")
+
+
+# --- the first broker ---------------------------------------------------------------------------
+
+
+async def _publish_and_read(mq: onward.Client) -> None:
+    topic = await mq.create_topic("orders", retention="7d")
+    _check(topic.state == "active", "created topic orders, which keeps messages for 7 days")
+    receipt = await mq.publish("orders", {"id": 7, "total": 12.5}, key="7", headers={"shop": "eu"})
+    _check(receipt.id == "orders/0", f"published JSON with a key and a header: {_words(receipt)}")
+    many = await mq.publish_many("orders", ["text", b"\x00\xff bytes"], keys=["8", None])
+    _check(many.first_offset == 1, "published text and bytes as one batch: orders/1 and orders/2")
+    message = await mq.get("orders", 0)
+    _check(
+        message.json() == {"id": 7, "total": 12.5} and message.headers == {"shop": "eu"},
+        "got orders/0 by its id: its JSON, its key and its header are as published",
+    )
+
+
+async def _follow(mq: onward.Client) -> None:
+    """Read live: the reader waits at the end before the message is there."""
+    reader = aiter(mq.read("orders", start="latest", follow=True))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        coming = tasks.create_task(_next(reader))
+        await asyncio.sleep(0.05)
+        published_s = time.perf_counter()
+        await mq.publish("orders", "live")
+        message = await coming
+    took_ms = (time.perf_counter() - published_s) * 1_000
+    _check(message.body == b"live", f"followed live: a new message came after {took_ms:.1f} ms")
+
+
+async def _next(reader: AsyncIterator[onward.Message]) -> onward.Message:
+    return await anext(reader)
+
+
+async def _lifetime(mq: onward.Client) -> None:
+    topic = await mq.create_topic("passwords", lifetime="1h")
+    lives_ms = topic.expires_at_ms - topic.created_at_ms
+    _check(abs(lives_ms - 3_600_000) < 1_000, "created topic passwords, which ends after an hour")
+    await mq.publish("passwords", "once")
+    await mq.delete_topic("passwords")
+    ended = [t for t in await mq.topics(ended=True) if t.topic == "passwords"]
+    again = await mq.publish("passwords", "again")
+    _check(
+        [t.state for t in ended] == ["deleted"] and again.offset == 0,
+        "ended it early: its name was free again, and its offsets began at 0",
+    )
+
+
+# --- the second broker --------------------------------------------------------------------------
+
+
+async def _with_served(folder: str) -> None:
+    with _serve(folder, port=0) as (process, port):
+        async with onward.connect(f"localhost:{port}", timeout="20s") as mq:
+            _check(True, f"started as process {process.pid} on port {port}")
+            await _publish_many(mq)
+            await _read_back(mq)
+            await asyncio.to_thread(_repeat, port)
+            await _survive(mq, process, folder, port)
+
+
+async def _publish_many(mq: onward.Client) -> None:
+    bodies = [BODY] * BATCH
+    started_s = time.perf_counter()
+    for _ in range(MANY // BATCH):
+        receipt = await mq.publish_many("readings", bodies, durability="disk")
+    rate = MANY / (time.perf_counter() - started_s)
+    last = receipt.first_offset + receipt.count
+    _check(
+        last == MANY and receipt.durability == "disk",
+        f"published {MANY:,} messages, on the disk before each answer: {rate:,.0f}/s",
+    )
+
+
+async def _read_back(mq: onward.Client) -> None:
+    started_s = time.perf_counter()
+    count = 0
+    async for batch in mq.read("readings", start=1_000).batches():
+        _check_quietly(batch.first_offset == 1_000 + count, "offsets have no hole")
+        count += batch.count
+    rate = count / (time.perf_counter() - started_s)
+    _check(count == MANY - 1_000, f"read {count:,} of them from offset 1,000 on: {rate:,.0f}/s")
+    await asyncio.sleep(0.01)
+    moment = datetime.now(tz=UTC)
+    await asyncio.sleep(0.01)
+    await mq.publish("readings", b"after the moment")
+    bodies = [message.body async for message in mq.read("readings", start=moment)]
+    _check(
+        bodies == [b"after the moment"], f"read from {moment:%H:%M:%S.%f} on: the 1 message since"
+    )
+
+
+def _repeat(port: int) -> None:
+    """Send one batch twice, as a client does that lost its connection before the answer came."""
+    batch = encode_batch([b"charge the card"], producer_id=4711, sequence=1)
+    first, second = (_publish_once(port, batch) for _ in range(2))
+    _check(
+        not first.repeat and second.repeat and first.base_offset == second.base_offset == 0,
+        "sent the same publish on two connections: stored once, and both were told payments/0",
+    )
+
+
+def _publish_once(port: int, batch: bytes) -> Published:
+    connection, shared = ClientConnection(), bytearray(65_536)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as link:
+        link.sendall(connection.hello(Hello(version=1, client="onward-demo")))
+        _receive(link, connection, shared)
+        head = publish_head(1, "payments", durability=Durability.DISK, batch_bytes=len(batch))
+        link.sendall(head + batch)
+        return decode_published(_receive(link, connection, shared))
+
+
+def _receive(link: socket.socket, connection: ClientConnection, shared: bytearray) -> bytes:
+    while True:
+        received = link.recv_into(connection.buffer(shared))
+        _check_quietly(received > 0, "the broker answered")
+        for _, _, payload in connection.received(received):
+            return bytes(payload)
+
+
+async def _survive(
+    mq: onward.Client, process: subprocess.Popen[bytes], folder: str, port: int
+) -> None:
+    """Kill the broker while it is published to; start it again; count."""
+    acked = asyncio.Event()
+    answers: list[onward.Receipt] = []
+
+    async def publish() -> None:
+        for number in range(400):
+            answers.append(await mq.publish("survivors", f"{number}"))
+            if number == 100:
+                acked.set()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(publish())
+        await acked.wait()
+        process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+        before = len(answers)
+        print_line(f"  - killed the broker (SIGKILL) after {before} acked messages, in mid-stream")
+        started_s = time.perf_counter()
+        with _serve(folder, port=port) as (new, _):
+            ready_ms = (time.perf_counter() - started_s) * 1_000
+            print_line(f"  - started it again as process {new.pid}: ready after {ready_ms:.0f} ms")
+            await publishing
+            await _count(mq, answers)
+
+
+async def _count(mq: onward.Client, answers: list[onward.Receipt]) -> None:
+    bodies = [message.body async for message in mq.read("survivors")]
+    offsets = [receipt.offset for receipt in answers]
+    _check(
+        bodies == [str(number).encode() for number in range(400)] and offsets == [*range(400)],
+        "the client came back by itself: all 400 messages are there, each once, in order",
+    )
+    readings = await mq.topic("readings")
+    payments = await mq.topic("payments")
+    _check(
+        readings.messages == MANY + 1 and payments.messages == 1,
+        f"all {readings.messages:,} readings and the 1 payment are still there",
+    )
+
+
+@contextlib.contextmanager
+def _serve(folder: str, *, port: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run `onward serve` in a process of its own; yield it and its port."""
+    program = [sys.executable, "-c", "from onward.cli import main; main()", "serve"]
+    options = ["--log.folder", folder, "--server.port", str(port), "--server.host", "127.0.0.1"]
+    # Neither the settings file of this folder nor the variables of this shell are meant for it.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("ONWARD_")}
+    lines = f"{folder}.{time.monotonic_ns()}.lines"
+    with (
+        open(lines, "wb") as stderr,
+        subprocess.Popen(
+            [*program, "--config", os.devnull, *options], stderr=stderr, env=environ
+        ) as process,
+    ):
+        try:
+            yield process, _wait_ready(process, lines)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], lines: str) -> int:
+    deadline_s = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline_s and process.poll() is None:
+        with open(lines, encoding="utf-8") as stream:
+            found = re.search(r"listening on \S+:(\d+)", stream.read())
+        if found:
+            return int(found[1])
+        time.sleep(0.02)
+    with open(lines, encoding="utf-8") as stream:
+        raise click.ClickException(f"the broker did not start: {stream.read()[-500:]}")
+
+
+# --- the story ----------------------------------------------------------------------------------
+
+
+def _heading(text: str) -> None:
+    print_line("")
+    print_line(text)
+
+
+def _check(promise: bool, sentence: str) -> None:
+    """Print what was done, or end the demo because it did not come as promised."""
+    _check_quietly(promise, sentence)
+    print_line(f"  - {sentence}")
+    sys.stdout.flush()
+
+
+def _check_quietly(promise: bool, sentence: str) -> None:
+    if not promise:
+        raise click.ClickException(f"this was promised and did not hold: {sentence}")
+
+
+def _words(receipt: onward.Receipt) -> str:
+    return f"{receipt.id}, event {receipt.event_id}, durability {receipt.durability}"

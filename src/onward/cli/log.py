@@ -1,0 +1,319 @@
+"""`onward log`: the log of a stopped broker, for people: check, dump, repair.
+
+    check    reads everything and says what is wrong; changes nothing          exit 5 when damaged
+    dump     prints entries, one line each; changes nothing
+    repair   mends without loss; with --accept-loss puts gaps where entries are damaged
+
+They take the lock of the folder, so that no broker changes it meanwhile; --running reads without
+it, and then the end of the log is on the move.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import click
+import msgspec
+
+from onward.broker.broker import SavedState
+from onward.broker.catalogue import Catalogue, TopicRecord
+from onward.cli import ExitCode
+from onward.cli.options import json_option
+from onward.cli.output import print_json, print_line, print_rows, progress
+from onward.cli.params import confirm
+from onward.cli.read import as_line, as_record
+from onward.durations import format_instant
+from onward.errors import Corruption
+from onward.log.check import Check, SegmentReport
+from onward.log.checkpoint import read_checkpoints
+from onward.log.disk import OsDisk
+from onward.log.inspect import Damage, Walk, lock_folder, require_log
+from onward.log.repair import losses, needs_repair, reopen, repair
+from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch, messages_of
+from onward.message.entry import Entry, Kind
+from onward.message.message import Message
+
+_COLUMNS = ["segment", "entries", "messages", "gaps", "bytes", "index", "state"]
+_KINDS = {int(kind): kind.name.lower().replace("_", " ") for kind in Kind}
+
+_running_option = click.option(
+    "--running", is_flag=True, help="Read without the lock, while a broker uses the folder."
+)
+_folder_argument = click.argument("folder", callback=lambda _ctx, _param, text: _plain(text))
+
+
+def _plain(folder: str) -> str:
+    return folder.rstrip("/") or "/"
+
+
+@click.group()
+def command() -> None:
+    """Check, show and repair the log of a stopped broker.
+
+    Example:  onward log check ./onward-data
+    """
+
+
+@command.command()
+@_folder_argument
+@_running_option
+@json_option
+@click.pass_context
+def check(ctx: click.Context, *, folder: str, running: bool, as_json: bool) -> None:
+    """Verify every entry of every segment, and the files beside them.
+
+    Example:  onward log check ./onward-data
+    """
+    disk = OsDisk()
+    with _locked(disk, folder, running=running):
+        found = _check(disk, folder)
+        names = topic_names(disk, folder) | found.names
+    _show(found, names, as_json=as_json)
+    if found.is_damaged:
+        if not as_json:
+            print_line(f"the log is damaged: see 'onward log repair {folder}'")
+        ctx.exit(ExitCode.CORRUPTION)
+
+
+@command.command()
+@_folder_argument
+@click.option(
+    "--segment", type=int, metavar="INDEX", help="Only the segment that begins with this."
+)
+@click.option("--from-index", type=int, default=0, metavar="N", help="Begin with this index.")
+@click.option("--topic", metavar="TOPIC", help="Only entries of this topic: its name or number.")
+@click.option("--bodies", is_flag=True, help="Print the messages of each entry as well.")
+@_running_option
+@json_option
+def dump(
+    *,
+    folder: str,
+    segment: int | None,
+    from_index: int,
+    topic: str | None,
+    bodies: bool,
+    running: bool,
+    as_json: bool,
+) -> None:
+    """Print the entries of the log, one line each.
+
+    Example:  onward log dump ./onward-data --topic orders --bodies
+    """
+    disk = OsDisk()
+    with _locked(disk, folder, running=running):
+        dumping = _Dumping(topic_names(disk, folder), bodies=bodies, as_json=as_json)
+        walk = Walk(disk, folder, from_index=from_index or segment or 0)
+        for one in walk.segments:
+            if segment is not None and one.first_index != segment:
+                continue
+            for step in walk.steps(one):
+                if isinstance(step, Damage):
+                    dumping.print_damage(step)
+                elif step[0].index >= from_index:
+                    dumping.print_entry(*step, only=topic)
+            one.close()
+
+
+@command.command("repair")
+@_folder_argument
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option(
+    "--accept-loss", is_flag=True, help="Replace damaged entries by gaps: what was there is lost."
+)
+@click.pass_context
+def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool) -> None:
+    """Repair what can be repaired; what would be lost is shown first.
+
+    Example:  onward log repair ./onward-data
+    """
+    disk = OsDisk()
+    with _locked(disk, folder, running=False):
+        found = _check(disk, folder)
+        if not needs_repair(found):
+            print_line("nothing to repair")
+            return
+        _show(found, topic_names(disk, folder) | found.names, as_json=False)
+        lost = losses(found)
+        if lost and not accept_loss:
+            print_line("with --accept-loss what is damaged is replaced by gaps, and lost for good")
+        verb = "repair and give up what is damaged" if lost and accept_loss else "repair"
+        sys.stdout.flush()
+        confirm(f"{verb} {folder}?", yes=yes)
+        for sentence in repair(disk, found, accept_loss=accept_loss):
+            print_line(sentence)
+    if lost and not accept_loss:
+        print_line("damaged entries are left as they are: the broker will not start")
+        ctx.exit(ExitCode.CORRUPTION)
+    _verify(disk, folder)
+
+
+def _verify(disk: OsDisk, folder: str) -> None:
+    """Open the log as a broker would, and read all of it once more."""
+    next_index = reopen(disk, folder)
+    with _locked(disk, folder, running=False):
+        found = _check(disk, folder)
+    if found.is_damaged:
+        raise Corruption(f"{folder} is still damaged: {'; '.join(found.problems) or 'run check'}")
+    print_line(f"repaired: the log is sound, its next index is {next_index}")
+
+
+@contextmanager
+def _locked(disk: OsDisk, folder: str, *, running: bool) -> Iterator[None]:
+    if running:
+        require_log(disk, folder)
+        yield
+        return
+    unlock = lock_folder(disk, folder)
+    try:
+        yield
+    finally:
+        unlock()
+
+
+def _check(disk: OsDisk, folder: str) -> Check:
+    found = Check(disk, folder)
+    with progress("checking", total=found.bytes) as advance:
+        found.run(advance=advance)
+    return found
+
+
+def topic_names(disk: OsDisk, folder: str) -> dict[int, str]:
+    """Return the names of topics that the newest checkpoint knows, by number."""
+    for checkpoint in read_checkpoints(disk, folder):
+        if checkpoint.state:
+            state = msgspec.msgpack.decode(checkpoint.state, type=SavedState)
+            catalogue = Catalogue.load(state.catalogue)
+            ended = {ending.number: ending.name for ending in catalogue.ended}
+            return ended | {number: topic.name for number, topic in catalogue.by_number.items()}
+    return {}
+
+
+# --- check -------------------------------------------------------------------------------------
+
+
+def _show(found: Check, names: dict[int, str], *, as_json: bool) -> None:
+    if as_json:
+        for report in found.reports:
+            print_json({**asdict(report), "state": _state(report)})
+        print_json(
+            {"folder": found.folder, "damaged": found.is_damaged, "problems": found.problems}
+        )
+        return
+    rows = [
+        {**asdict(report), "segment": report.path.rsplit("/", 1)[-1], "state": _state(report)}
+        for report in found.reports
+    ]
+    print_rows(rows, columns=_COLUMNS)
+    for damage in found.damages:
+        for line in _describe(damage, names):
+            print_line(line)
+    nameless = sorted(found.topics - names.keys())
+    if nameless and losses(found):
+        print_line(
+            f"topics without a name: {', '.join(map(str, nameless))}; when their creation is in "
+            "what is lost, the rest of their messages can no longer be reached either"
+        )
+    for problem in found.problems:
+        print_line(problem)
+
+
+def _state(report: SegmentReport) -> str:
+    if report.is_damaged:
+        return "damaged"
+    return "torn tail" if report.damages else "ok"
+
+
+def _describe(damage: Damage, names: dict[int, str]) -> Iterator[str]:
+    place = f"{damage.path.rsplit('/', 1)[-1]}: bytes {damage.position} to {damage.end}"
+    if damage.kind == "torn":
+        yield f"{place} were never confirmed; the next start saves them aside and cuts them"
+    elif damage.kind == "trailing":
+        yield f"{place} belong to no entry; nothing is lost with them"
+    else:
+        last = damage.next_index - 1
+        span = f"entry {last}" if damage.entries == 1 else f"entries {damage.first_index} to {last}"
+        yield f"{place} are damaged; lost: {span}"
+    for lost in damage.lost:
+        name = names.get(lost.topic, f"number {lost.topic}")
+        yield f"    topic {name}: offsets {lost.first_offset} to {lost.end_offset - 1}"
+
+
+# --- dump --------------------------------------------------------------------------------------
+
+
+class _Dumping:
+    """Prints entries; learns the names of topics on the way."""
+
+    def __init__(self, names: dict[int, str], *, bodies: bool, as_json: bool) -> None:
+        self._names = names
+        self._bodies = bodies
+        self._as_json = as_json
+
+    def print_entry(self, entry: Entry, body: memoryview, *, only: str | None) -> None:
+        """Print one entry, if it is of the wanted topic."""
+        if entry.kind == Kind.TOPIC_CREATED:
+            record = msgspec.json.decode(body, type=TopicRecord)
+            self._names[record.number] = record.name
+        name = self._names.get(entry.topic, "")
+        if only is not None and only not in (name, str(entry.topic)):
+            return
+        said = _said(entry, body)
+        messages = self._messages(entry, body, name)
+        if self._as_json:
+            listed = [as_record(message) for message in messages]
+            print_json(_record(entry, name) | said | ({"messages": listed} if listed else {}))
+            return
+        print_line(_line(entry, name, said))
+        for message in messages:
+            sys.stdout.write(f"    {as_line(message)}\n")
+
+    def print_damage(self, damage: Damage) -> None:
+        """Print where entries should be and are not."""
+        if self._as_json:
+            print_json({"damage": asdict(damage)})
+            return
+        for line in _describe(damage, self._names):
+            print_line(line)
+
+    def _messages(self, entry: Entry, body: memoryview, name: str) -> Iterator[Message]:
+        if not self._bodies or entry.kind != Kind.MESSAGES:
+            return
+        offset = entry.base_offset
+        for start, header in batches_of(body, 0, len(body)):
+            batch = decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX)
+            yield from messages_of(
+                batch, topic=name or str(entry.topic), base_offset=offset,
+                published_at_ms=entry.time_ms, event_id=entry.index,
+            )  # fmt: skip
+            offset += header.count
+
+
+def _said(entry: Entry, body: memoryview) -> dict[str, Any]:
+    """Return what an entry says that is not about messages."""
+    if entry.kind in (Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED):
+        return {"says": msgspec.json.decode(body)}
+    return {}
+
+
+def _record(entry: Entry, name: str) -> dict[str, object]:
+    fields: dict[str, object] = entry._asdict()
+    return fields | {"kind": _kind(entry), "name": name}
+
+
+def _line(entry: Entry, name: str, said: dict[str, Any]) -> str:
+    text = f"{entry.index:>8}  {format_instant(entry.time_ms)}  {_kind(entry):<13}"
+    if entry.kind == Kind.MESSAGES:
+        last = entry.base_offset + entry.count - 1
+        offsets = f"{entry.base_offset}" if entry.count == 1 else f"{entry.base_offset} to {last}"
+        text += f"  {name or entry.topic}/{offsets}"
+    elif said:
+        text += f"  {msgspec.json.encode(said['says']).decode()}"
+    return f"{text}  ({entry.length} bytes at {entry.position})"
+
+
+def _kind(entry: Entry) -> str:
+    return _KINDS.get(entry.kind, f"kind {entry.kind}")

@@ -1,0 +1,292 @@
+r"""`onward publish`: messages from arguments, from a file, or from a pipe.
+
+    BODY ...            one message each, in one batch
+    --file F, or stdin  one message per line, the bytes as they are without the "\n"
+    --whole             all of it as one message
+    --json-lines        one message per line, as `onward read --format json` writes it
+
+Lines are published as they come: whatever has arrived goes out in batches of at most --batch, so
+`tail -f log | onward publish lines` works, and a file of any size needs little memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, Literal, NamedTuple
+
+import click
+import msgspec
+
+import onward
+from onward.cli.options import json_option
+from onward.cli.output import print_json, print_line, print_rows, progress
+from onward.cli.params import Connect, client_options
+from onward.client.bodies import encode_body
+from onward.errors import InvalidRequest, MessageTooLarge
+
+READ_BYTES = 1 << 20
+LINE_BYTES_MAX = 64 << 20
+SHOWN_MAX = 10
+_COLUMNS = ["id", "event_id", "durability"]
+
+Durability = Literal["memory", "interval", "disk", "quorum"]
+
+
+class Line(msgspec.Struct):
+    """One line of --json-lines; what else stands in it (offset, time) is not published."""
+
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    body_base64: str | None = None
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    tag: str | None = None
+    trace_id: str | None = None
+
+
+class Columns(NamedTuple):
+    """What is published in one batch."""
+
+    bodies: Sequence[bytes]
+    keys: list[str | None] | None
+    headers: list[dict[str, str] | None] | None
+    tags: list[str | None] | None
+    trace_ids: list[str | None] | None
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("bodies", metavar="[BODY]...", nargs=-1)
+@click.option("--key", metavar="TEXT", help="Key of the messages.")
+@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="Tag; may be given often.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be given often."
+)
+@click.option("--trace-id", metavar="TEXT", help="Trace id of the messages.")
+@click.option("--file", metavar="FILE", help="Read messages from a file; - is stdin.")
+@click.option("--whole", is_flag=True, help="Publish all of the input as one message.")
+@click.option("--json-lines", is_flag=True, help="Each line is a message written as JSON.")
+@click.option(
+    "--durability",
+    type=click.Choice(["memory", "interval", "disk", "quorum"]),
+    help="What the receipt promises. [default: as the broker's settings say]",
+)
+@click.option(
+    "--batch", "batch_max", type=click.IntRange(1, 100_000), default=1_000, metavar="N",
+    help="Messages of the input in one batch. [default: 1000]",
+)  # fmt: skip
+@json_option
+@client_options
+def command(
+    *,
+    connect: Connect,
+    topic: str,
+    bodies: tuple[str, ...],
+    key: str | None,
+    tags: tuple[str, ...],
+    headers: tuple[str, ...],
+    trace_id: str | None,
+    file: str | None,
+    whole: bool,
+    json_lines: bool,
+    durability: Durability | None,
+    batch_max: int,
+    as_json: bool,
+) -> None:
+    """Publish messages: one per argument, or one per line of a file or a pipe.
+
+    Example:  onward publish orders '{"id": 7}' --key 7
+    """
+    if bodies and (file or whole or json_lines):
+        raise click.UsageError("bodies are given: --file, --whole and --json-lines do not fit")
+    same = Line(key=key, headers=_headers(headers), tag=",".join(tags) or None, trace_id=trace_id)
+    sending = _Sending(topic, durability=durability, as_json=as_json)
+    if bodies:
+        given = [os.fsencode(body) for body in bodies]
+        with connect() as mq:
+            sending.send(mq, _columns(given, same))
+            sending.show_each()
+        return
+    with _input(file) as stream, connect() as mq, progress("publishing") as advance:
+        for batch in _batches(stream, batch_max=batch_max, whole=whole):
+            columns = _from_json(batch, same) if json_lines else _columns(batch, same)
+            sending.send(mq, columns)
+            sending.tell_batch()
+            advance(len(batch))
+    sending.show_all()
+
+
+class _Sending:
+    """Publishes batches, and remembers enough to say what was published."""
+
+    def __init__(self, topic: str, *, durability: Durability | None, as_json: bool) -> None:
+        self._topic = topic
+        self._durability = durability
+        self._as_json = as_json
+        self._started_s = time.monotonic()
+        self._count = 0
+        self._first: list[dict[str, object]] = []
+        self._last: onward.BatchReceipt | None = None
+
+    def send(self, mq: onward.SyncClient, columns: Columns) -> None:
+        """Publish one batch; say how far it got when that fails."""
+        try:
+            receipt = mq.publish_many(
+                self._topic, columns.bodies, keys=columns.keys, headers=columns.headers,
+                tags=columns.tags, trace_ids=columns.trace_ids, durability=self._durability,
+            )  # fmt: skip
+        except (onward.OnwardError, KeyboardInterrupt):
+            if self._count:
+                click.echo(f"{self._count} messages were published before", err=True)
+            raise
+        self._count += receipt.count
+        self._last = receipt
+        room = SHOWN_MAX - len(self._first)
+        self._first += [_row(receipt, n) for n in range(min(receipt.count, max(0, room)))]
+
+    def tell_batch(self) -> None:
+        """Print the receipt of the last batch for machines, as soon as it is there."""
+        receipt = self._last
+        if receipt is None or not self._as_json:
+            return
+        print_json(
+            {
+                "topic": receipt.topic,
+                "first_offset": receipt.first_offset,
+                "count": receipt.count,
+                "event_id": receipt.event_id,
+                "durability": receipt.durability,
+            }
+        )
+        sys.stdout.flush()
+
+    def show_each(self) -> None:
+        """Print the receipt of every message of the last batch."""
+        assert self._last is not None
+        rows = [_row(self._last, number) for number in range(self._last.count)]
+        names = ["id", "topic", "offset", "event_id", "durability"] if self._as_json else _COLUMNS
+        print_rows(rows, columns=names, as_json=self._as_json)
+
+    def show_all(self) -> None:
+        """Print receipts when they are few, else one line about all of them."""
+        if self._as_json:
+            return
+        if self._last is None:
+            print_line("nothing to publish: the input is empty")
+        elif self._count <= SHOWN_MAX:
+            print_rows(self._first, columns=_COLUMNS)
+        else:
+            took_s = max(time.monotonic() - self._started_s, 0.001)
+            last = self._last.first_offset + self._last.count - 1
+            print_line(
+                f"published {self._count:,} messages, {self._first[0]['id']} to "
+                f"{self._topic}/{last}, durability {self._last.durability}, in {took_s:.1f} s "
+                f"({self._count / took_s:,.0f}/s)"
+            )
+
+
+def _row(receipt: onward.BatchReceipt, number: int) -> dict[str, object]:
+    offset = receipt.first_offset + number
+    return {
+        "id": f"{receipt.topic}/{offset}",
+        "topic": receipt.topic,
+        "offset": offset,
+        "event_id": receipt.event_id,
+        "durability": receipt.durability,
+    }
+
+
+def _headers(given: Sequence[str]) -> dict[str, str] | None:
+    named = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--header {text!r}: write it as NAME=VALUE")
+        named[name] = value
+    return named or None
+
+
+def _columns(bodies: Sequence[bytes], same: Line) -> Columns:
+    """Give all bodies the same key, headers, tag and trace id."""
+    count = len(bodies)
+    return Columns(
+        bodies,
+        [same.key] * count if same.key is not None else None,
+        [same.headers] * count if same.headers is not None else None,
+        [same.tag] * count if same.tag is not None else None,
+        [same.trace_id] * count if same.trace_id is not None else None,
+    )
+
+
+def _from_json(lines: Sequence[bytes], same: Line) -> Columns:
+    """Read each line as a message; what it does not say is taken from the options."""
+    read = [_read_line(line) for line in lines]
+    return Columns(
+        [_body(line) for line in read],
+        [line.key if line.key is not None else same.key for line in read],
+        [line.headers or same.headers for line in read],
+        [line.tag if line.tag is not None else same.tag for line in read],
+        [line.trace_id if line.trace_id is not None else same.trace_id for line in read],
+    )
+
+
+def _read_line(line: bytes) -> Line:
+    try:
+        return msgspec.json.decode(line, type=Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        shown = line[:60].decode(errors="backslashreplace")
+        raise InvalidRequest(f"line {shown!r} is not a message as JSON: {error}") from None
+
+
+def _body(line: Line) -> bytes:
+    if line.body_base64 is not None:
+        try:
+            return base64.b64decode(line.body_base64, validate=True)
+        except binascii.Error as error:
+            raise InvalidRequest(f"body_base64 is not base64: {error}") from None
+    if isinstance(line.body, msgspec.UnsetType):
+        raise InvalidRequest("a line has neither body nor body_base64")
+    value = msgspec.json.decode(line.body)
+    # Text is a body as it is; any other JSON value is published as JSON.
+    return encode_body(value) if isinstance(value, str) else bytes(line.body)
+
+
+def _input(file: str | None) -> BinaryIO:
+    if file not in (None, "-"):
+        return open(str(file), "rb")
+    if sys.stdin.isatty():
+        click.echo("one message per line; ctrl-D ends, ctrl-C stops", err=True)
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+
+
+def _batches(stream: BinaryIO, *, batch_max: int, whole: bool) -> Iterator[list[bytes]]:
+    if whole:
+        yield [_read_whole(stream)]
+        return
+    for lines in _lines(stream):
+        for start in range(0, len(lines), batch_max):
+            yield lines[start : start + batch_max]
+
+
+def _read_whole(stream: BinaryIO) -> bytes:
+    body = stream.read(LINE_BYTES_MAX + 1)
+    if len(body) > LINE_BYTES_MAX:
+        raise MessageTooLarge(f"the input has more than {LINE_BYTES_MAX} bytes")
+    return body
+
+
+def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """Yield the lines that have arrived, as soon as there is one."""
+    begun = b""
+    while unit := stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+        *lines, begun = (begun + unit).split(b"\n")
+        if lines:
+            yield lines
+        if len(begun) > LINE_BYTES_MAX:
+            raise MessageTooLarge(f"a line has more than {LINE_BYTES_MAX} bytes")
+    if begun:
+        yield [begun]

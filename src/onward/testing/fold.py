@@ -1,0 +1,113 @@
+"""Does a log mean the same without what is kept beside it?
+
+Index files, runs and checkpoints only save time: the log is the only truth. `compare_folds` opens
+two copies of a folder, one as it is and one without these files, and says what differs. What
+retention gave up lives only in checkpoints, so they stay where the log no longer begins at index 1
+or has gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from onward.broker.broker import SavedState
+from onward.broker.catalogue import Catalogue, Topic
+from onward.broker.producers import Producers
+from onward.log.disk import Disk
+from onward.log.log import Log, LogLimits
+from onward.log.memory_disk import MemoryDisk
+from onward.log.recovery import Apply, list_segments, open_log, scan
+from onward.message.entry import Entry, Kind
+
+
+def copy_folder(disk: Disk, folder: str) -> MemoryDisk:
+    """Return a disk with a copy of all files of `folder`, as they can be read now."""
+    copy = MemoryDisk(chunk_bytes=4096)
+    copy.make_folder(folder)
+    for name in disk.list_folder(folder):
+        file = disk.open(f"{folder}/{name}")
+        copy.open(f"{folder}/{name}", create=True).write(0, [file.map()])
+        file.close()
+    return copy
+
+
+def compare_folds(disk: Disk, folder: str) -> list[str]:
+    """Return what a folder means with its derived files and does not mean without them."""
+    with_files = _Fold(copy_folder(disk, folder), folder)
+    bare = copy_folder(disk, folder)
+    _remove_derived(bare, folder)
+    without = _Fold(bare, folder)
+    return [*_compare_state(with_files, without), *_compare_messages(with_files, without)]
+
+
+class _Fold:
+    """A log that was opened, and what it means."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.catalogue = Catalogue()
+        self.producers = Producers()
+        self.log: Log = open_log(disk, folder, limits=LogLimits(), load=self._load).log
+
+    def _load(self, saved: bytes) -> Apply:
+        if saved:
+            state = msgspec.msgpack.decode(saved, type=SavedState)
+            self.catalogue = Catalogue.load(state.catalogue)
+            self.producers = Producers.load(state.producers)
+        return self._apply
+
+    def _apply(self, entry: Entry, body: memoryview) -> None:
+        self.catalogue.apply(entry, body)
+        self.producers.apply(entry, body)
+
+    def entries_of(self, topic: Topic, first_offset: int) -> bytes:
+        """Return all entries of a topic from `first_offset` on."""
+        found, offset = bytearray(), first_offset
+        while (span := self.log.plan(topic.number, offset, bytes_max=1 << 20)) is not None:
+            found += self.log.read(span, wait=True) or b""
+            offset = span.end_offset
+        return bytes(found)
+
+
+def _remove_derived(disk: Disk, folder: str) -> None:
+    is_whole = _is_whole(disk, folder)
+    for name in disk.list_folder(folder):
+        is_index = ".idx" in name
+        if is_index or (is_whole and name.startswith("checkpoint-")):
+            disk.remove(f"{folder}/{name}")
+
+
+def _is_whole(disk: Disk, folder: str) -> bool:
+    """Tell whether the log still has all entries that were ever written."""
+    segments = list_segments(disk, folder)
+    if not segments or segments[0].first_index != 1:
+        return False
+    return not any(e.kind == Kind.GAP for segment in segments for e, _ in scan(segment, 0))
+
+
+def _compare_state(one: _Fold, other: _Fold) -> Iterator[str]:
+    if one.log.next_index != other.log.next_index or one.log.last_crc != other.log.last_crc:
+        yield f"the log ends at index {one.log.next_index}, or at {other.log.next_index}"
+    if _records(one) != _records(other):
+        yield f"topics are {_records(one)}, or {_records(other)}"
+    if _windows(one) != _windows(other):
+        yield "the producers' windows differ"
+
+
+def _compare_messages(one: _Fold, other: _Fold) -> Iterator[str]:
+    for number, topic in one.catalogue.by_number.items():
+        also = other.catalogue.by_number.get(number)
+        if also is not None:
+            first = max(topic.first_offset, also.first_offset)
+            if one.entries_of(topic, first) != other.entries_of(also, first):
+                yield f"topic {topic.name!r} has other messages"
+
+
+def _records(fold: _Fold) -> dict[int, tuple[object, int]]:
+    topics = fold.catalogue.by_number.items()
+    return {number: (topic.record, topic.next_offset) for number, topic in sorted(topics)}
+
+
+def _windows(fold: _Fold) -> dict[int, bytes]:
+    return msgspec.msgpack.decode(fold.producers.save(), type=dict[int, bytes])

@@ -1,0 +1,75 @@
+"""Folders of a log, looked at and damaged from outside, while no broker runs on them."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import onward
+from onward.log.disk import OsDisk
+from onward.log.log import LogLimits
+from onward.log.recovery import list_segments, open_log, scan
+from onward.message.entry import Entry
+from onward.settings import LogSettings, Settings
+
+
+class Found(NamedTuple):
+    """What opening a folder gave."""
+
+    indexes: list[int]
+    next_index: int
+    cut_bytes: int
+    scanned_bytes: int
+
+
+def copied(folder: Path, name: str) -> Path:
+    """Return a fresh copy of a folder, beside it."""
+    copy = folder.parent / name
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def opened(folder: Path) -> Found:
+    """Open a folder as a broker would, and close it again."""
+    indexes: list[int] = []
+    found = open_log(
+        OsDisk(), str(folder), limits=LogLimits(preallocate_bytes=0),
+        load=lambda state: lambda entry, body: indexes.append(entry.index),
+    )  # fmt: skip
+    next_index = found.log.next_index
+    found.log.close()
+    found.unlock()
+    return Found(indexes, next_index, found.cut_bytes, found.scanned_bytes)
+
+
+def entries_of(path: Path) -> list[Entry]:
+    """Return the entries of one segment."""
+    segments = list_segments(OsDisk(), str(path.parent))
+    segment = next(one for one in segments if Path(one.path) == path)
+    entries = [entry for entry, _ in scan(segment, 0)]
+    segment.close()
+    return entries
+
+
+def segments_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
+
+
+def flip(path: Path, position: int, *, bit: int = 0) -> None:
+    """Turn one bit over."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def used_bytes(folder: Path) -> int:
+    """Return the disk space that a folder takes, as du does."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def embedded(folder: Path, **log: object) -> onward.Client:
+    """Return a client with a broker inside this process, on that folder."""
+    settings = LogSettings(folder=str(folder), disk_reserve_bytes=0, preallocate_bytes=0, **log)  # type: ignore[arg-type]
+    return onward.connect(f"file:{folder}", settings=Settings(log=settings))

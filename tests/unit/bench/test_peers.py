@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from onward.bench import BENCHES, peers
+from onward.bench.peers import PeerMissing, program, program_version, started
+
+
+def test_every_benchmark_has_a_module_that_runs_it():
+    from importlib import import_module
+
+    for name in BENCHES:
+        assert callable(import_module(f"onward.bench.{name.replace('-', '_')}").run)
+
+
+def test_a_program_that_is_not_installed_is_said_with_how_to_get_it():
+    with pytest.raises(PeerMissing, match="make setup-bench"):
+        program("no-such-server-anywhere")
+
+
+def test_a_missing_server_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(peers.COMMANDS, "gone", lambda *_: ([program("no-such-server")], ""))
+    with pytest.raises(PeerMissing), started("gone", folder=tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["onward", "redis", "nats", "beanstalkd"])
+def test_a_server_starts_on_an_empty_folder_and_leaves_nothing_behind(name: str, tmp_path: Path):
+    try:
+        with started(name, folder=tmp_path) as server:
+            assert server.resident_mb() > 1
+            assert server.child.poll() is None
+    except PeerMissing as missing:
+        pytest.skip(str(missing))
+    assert server.child.poll() is not None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.needs_redis
+def test_the_version_of_a_program_is_a_number():
+    try:
+        assert program_version("redis-server")[0].isdigit()
+    except PeerMissing as missing:
+        pytest.skip(str(missing))

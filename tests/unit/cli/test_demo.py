@@ -1,0 +1,22 @@
+"""`onward demo` is the first thing a new user runs."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from onward.cli import ExitCode, run
+
+
+@pytest.mark.e2e
+def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run(["demo"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    assert "published 100,000 messages" in out
+    assert "killed the broker" in out
+    assert "all of it held" in out
+    assert err == ""
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,137 @@
+"""`onward log`: what people see of a log, sound and damaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import onward
+from onward.cli import ExitCode, run
+from onward.settings import LogSettings, Settings
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A log with two topics, closed without a checkpoint, as a killed broker leaves it."""
+    path = tmp_path / "log"
+    # No space taken ahead: there would be more zeros to read than entries.
+    settings = Settings(log=LogSettings(folder=str(path), preallocate_bytes=0))
+    with onward.connect_sync(f"file:{path}", settings=settings) as mq:
+        for number in range(10):
+            mq.publish("orders", f"order {number}", key=str(number))
+            mq.publish("other", f"\x1b[31m{number}")
+    for derived in [*path.glob("checkpoint-*"), *path.glob("*.run-*")]:
+        derived.unlink()
+    return path
+
+
+def damage(folder: Path, position: int) -> None:
+    (segment,) = folder.glob("*.log")
+    with segment.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xff\xff")
+
+
+def position_of(folder: Path, index: int, capsys: Captured) -> int:
+    assert run(["log", "dump", str(folder), "--json"]) == ExitCode.OK
+    entries = map(json.loads, capsys.readouterr().out.splitlines())
+    return next(int(entry["position"]) for entry in entries if entry["index"] == index)
+
+
+def test_a_sound_log_passes(folder: Path, capsys: Captured):
+    assert run(["log", "check", str(folder)]) == ExitCode.OK
+    heading, segment = capsys.readouterr().out.splitlines()
+    assert heading.split()[0] == "SEGMENT"
+    assert segment.split()[1:3] == ["22", "20"]
+    assert segment.split()[-1] == "ok"
+
+
+def test_a_damaged_log_exits_with_5_and_says_what_is_lost(folder: Path, capsys: Captured):
+    damage(folder, position_of(folder, 5, capsys) + 80)
+    assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
+    out = capsys.readouterr().out
+    assert "lost: entry 5" in out
+    assert "topic orders: offsets 1 to 1" in out
+    assert run(["log", "check", str(folder), "--json"]) == ExitCode.CORRUPTION
+    *segments, whole = map(json.loads, capsys.readouterr().out.splitlines())
+    assert whole["damaged"] is True
+    assert [segment["state"] for segment in segments] == ["damaged"]
+
+
+def test_a_dump_shows_entries_and_bodies_safely(folder: Path, capsys: Captured):
+    assert run(["log", "dump", str(folder)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 22
+    assert "topic created" in lines[0]
+    assert run(["log", "dump", str(folder), "--topic", "other", "--bodies"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "\\x1b[31m7" in out
+    assert "\x1b" not in out
+    assert "orders" not in out
+
+
+def test_a_dump_begins_where_it_is_told(folder: Path, capsys: Captured):
+    assert run(["log", "dump", str(folder), "--from-index", "20", "--json"]) == ExitCode.OK
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [entry["index"] for entry in entries] == [20, 21, 22]
+
+
+def test_a_dump_of_a_damaged_log_goes_on_behind_the_damage(folder: Path, capsys: Captured):
+    damage(folder, position_of(folder, 5, capsys) + 80)
+    assert run(["log", "dump", str(folder)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 22
+    assert "are damaged" in lines[4]
+
+
+def test_nothing_is_repaired_without_a_yes(folder: Path, capsys: Captured):
+    damage(folder, position_of(folder, 5, capsys) + 80)
+    assert run(["log", "repair", str(folder)]) == ExitCode.USAGE
+    assert run(["log", "repair", str(folder), "--yes"]) == ExitCode.CORRUPTION
+    assert "--accept-loss" in capsys.readouterr().out
+    assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
+
+
+def test_after_a_repair_the_check_passes_and_the_rest_can_be_read(folder: Path, capsys: Captured):
+    damage(folder, position_of(folder, 5, capsys) + 80)
+    assert run(["log", "repair", str(folder), "--yes", "--accept-loss"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "saved as" in out
+    assert "the log is sound" in out
+    assert run(["log", "check", str(folder)]) == ExitCode.OK
+    with onward.connect_sync(f"file:{folder}") as mq:
+        assert [m.offset for m in mq.read("orders")] == [0, *range(2, 10)]
+        assert [m.offset for m in mq.read("other")] == list(range(10))
+        assert mq.publish("orders", "new").offset == 10
+
+
+def test_a_torn_tail_is_cut_without_being_asked_about_loss(folder: Path, capsys: Captured):
+    position = position_of(folder, 22, capsys)
+    (segment,) = folder.glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(position + 100)
+    assert run(["log", "check", str(folder)]) == ExitCode.OK
+    assert "never confirmed" in capsys.readouterr().out
+    assert run(["log", "repair", str(folder), "--yes"]) == ExitCode.OK
+    assert segment.with_name(f"{segment.name}.broken-{position}").stat().st_size == 100
+    assert run(["log", "check", str(folder)]) == ExitCode.OK
+
+
+def test_a_sound_log_needs_no_repair(folder: Path, capsys: Captured):
+    assert run(["log", "repair", str(folder)]) == ExitCode.OK
+    assert capsys.readouterr().out == "nothing to repair\n"
+
+
+def test_a_folder_in_use_is_checked_only_when_that_is_wanted(folder: Path, capsys: Captured):
+    with onward.connect_sync(f"file:{folder}"):
+        assert run(["log", "check", str(folder)]) == ExitCode.UNAVAILABLE
+        assert run(["log", "check", str(folder), "--running"]) == ExitCode.OK
+        assert run(["log", "dump", str(folder), "--running"]) == ExitCode.OK
+
+
+def test_a_folder_without_a_log_is_said_and_left_alone(tmp_path: Path, capsys: Captured):
+    assert run(["log", "check", str(tmp_path)]) == ExitCode.FAILED
+    assert "there is no log in" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

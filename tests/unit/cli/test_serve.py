@@ -1,0 +1,89 @@
+"""`onward serve` as a process: what it says, how it ends, and that it loads only what it needs."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import onward
+
+Serving = Callable[..., Any]  # of Served, in conftest.py
+
+
+def test_it_says_what_it_is_and_how_to_try_it(serving: Serving):
+    served = serving()
+    address = served.wait_ready()
+    assert served.stop() == 0
+    lines = served.said.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info     \S", line) for line in lines)
+    said = "\n".join(lines)
+    for part in (
+        f"onward {onward.__version__} starts", f"folder {served.folder}", "durability disk",
+        f"pid {served.process.pid}", f"listening on {address}", "onward publish orders hello",
+        "stopped",
+    ):  # fmt: skip
+        assert part in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_in_order_when_it_is_told_to(serving: Serving, number: int):
+    served = serving()
+    served.wait_ready()
+    served.process.send_signal(number)
+    assert served.process.wait(20) == 0
+
+
+def test_a_folder_in_use_is_unavailable(serving: Serving):
+    serving().wait_ready()
+    second = serving()
+    assert second.process.wait(20) == 3
+    assert "in use by another broker (unavailable)" in second.said
+
+
+def test_an_address_in_use_is_unavailable(serving: Serving):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        served = serving("--server.port", str(taken.getsockname()[1]))
+        assert served.process.wait(20) == 3
+    assert "is in use by another program" in served.said
+
+
+def test_a_damaged_log_is_not_served(serving: Serving):
+    served = serving()
+    address = served.wait_ready()
+    with onward.connect_sync(address) as mq:
+        for number in range(3):
+            mq.publish("orders", str(number) * 100)
+    # Killed: without a checkpoint the log is read again from its first entry.
+    served.process.kill()
+    served.process.wait(20)
+    (segment,) = served.folder.glob("*.log")
+    with segment.open("r+b") as file:
+        file.seek(150)
+        file.write(b"\xff\xff")
+    again = serving()
+    assert again.process.wait(20) == 5
+    assert again.said.splitlines()[-1].endswith("(corruption)")
+    assert f"onward log check {served.folder}" in again.said
+
+
+def test_wrong_settings_are_wrong_usage(serving: Serving):
+    served = serving("--server.host", "0.0.0.0")
+    assert served.process.wait(20) == 2
+    assert "auth.tokens" in served.said
+
+
+def test_it_loads_neither_rich_nor_other_commands():
+    program = (
+        "import sys\nimport onward.cli.serve\n"
+        "heavy = ('rich', 'onward.cli.read', 'onward.cli.log', 'onward.bench', 'onward.testing')\n"
+        "sys.exit(' '.join(name for name in heavy if name in sys.modules) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

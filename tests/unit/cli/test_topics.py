@@ -1,0 +1,102 @@
+"""`onward topics` and `onward status` against a real broker."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Onward = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def record(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_topic_is_created_as_it_was_asked_for(onward: Onward):
+    topic = record(
+        onward(
+            "topics", "create", "made", "--lifetime", "1h", "--rule", "write-only", "--retention",
+            "7d", "--retention-bytes", "1GiB", "--message-bytes-max", "4KiB", "--json",
+        )
+    )  # fmt: skip
+    assert topic["rule"] == "write-only"
+    assert topic["retention_ms"] == 7 * 86_400_000
+    assert topic["retention_bytes"] == 1 << 30
+    assert topic["message_bytes_max"] == 4096
+    assert int(str(topic["expires_at_ms"])) - int(str(topic["created_at_ms"])) == 3_600_000
+    assert record(onward("topics", "show", "made", "--json")) == topic
+
+
+def test_creating_twice_is_an_error_unless_it_is_said_to_be_none(onward: Onward):
+    assert onward("topics", "create", "twice").returncode == 0
+    done = onward("topics", "create", "twice")
+    assert done.returncode == 1
+    assert b"(already_exists)" in done.stderr
+    assert onward("topics", "create", "twice", "--exist-ok").returncode == 0
+
+
+def test_a_change_leaves_the_rest(onward: Onward):
+    onward("topics", "create", "changed", "--lifetime", "1h", "--message-bytes-max", "4KiB")
+    topic = record(onward("topics", "change", "changed", "--rule", "closed", "--json"))
+    assert (topic["rule"], topic["message_bytes_max"]) == ("closed", 4096)
+    assert topic["expires_at_ms"]
+    never = record(onward("topics", "change", "changed", "--expires-at", "never", "--json"))
+    assert never["expires_at_ms"] == 0
+
+
+def test_topics_lists_without_being_told(onward: Onward):
+    onward("publish", "list-b", "x")
+    onward("publish", "list-a", "x", "y")
+    heading, first, second = onward("topics", "--prefix", "list-").stdout.splitlines()
+    assert heading.split()[:3] == [b"TOPIC", b"STATE", b"MESSAGES"]
+    assert first.split()[:3] == [b"list-a", b"active", b"2"]
+    assert second.split()[:3] == [b"list-b", b"active", b"1"]
+    assert onward("topics", "list", "--prefix", "list-").stdout.splitlines()[1] == first
+
+
+def test_a_deleted_topic_is_only_in_the_list_of_all(onward: Onward):
+    onward("publish", "gone", "x")
+    assert onward("topics", "delete", "gone", "--yes").stdout == b"deleted gone with 1 messages\n"
+    assert onward("topics", "--prefix", "gone", "--json").stdout == b""
+    assert record(onward("topics", "--all", "--prefix", "gone", "--json"))["state"] == "deleted"
+
+
+def test_nothing_is_deleted_without_a_yes(onward: Onward):
+    onward("publish", "kept", "x")
+    done = onward("topics", "delete", "kept")
+    assert done.returncode == 2
+    assert b"--yes" in done.stderr
+    assert onward("topics", "show", "kept").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "change", "x"),
+        ("topics", "create", "x", "--lifetime", "soon"),
+        ("topics", "create", "x", "--retention-bytes", "much"),
+        ("topics", "create", "x", "--rule", "open"),
+        ("topics", "remove", "x"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_read_is_wrong_usage(onward: Onward, arguments: tuple[str, ...]):
+    done = onward(*arguments)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+
+
+def test_a_topic_can_be_shown_to_people(onward: Onward):
+    onward("publish", "shown", "x")
+    text = onward("topics", "show", "shown").stdout.decode()
+    assert "offsets" in text
+    assert "0 to 1" in text
+
+
+def test_status_has_the_numbers_of_the_broker(onward: Onward):
+    status = record(onward("status", "--json"))
+    assert status["durability"] == "disk"
+    assert int(str(status["next_event_id"])) >= 1
+    assert b"log_bytes" in onward("status").stdout
