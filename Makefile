@@ -71,11 +71,10 @@ bench: setup-bench  ## measure Onward and its neighbours on this machine
 	@$(BIN)/onward bench $(BENCH)
 
 sim: setup  ## run the simulation from one seed: make sim SEED=7
-	@ONWARD_SIM_SEED=$(SEED) $(BIN)/pytest -q tests/sim
+	@ONWARD_SIM_SEED=$(SEED) $(BIN)/pytest -q -s tests/sim/test_seeds.py
 
 sim-long: setup  ## run the simulation from many seeds; stops at the first that fails
-	@for seed in $$(seq 1 $(SIM_LONG_RUNS)); do echo "seed $$seed"; \
-		ONWARD_SIM_SEED=$$seed $(BIN)/pytest -q -x tests/sim || { echo "failed: make sim SEED=$$seed"; exit 1; }; done
+	@ONWARD_SIM_SEED=$(SEED)-$(SIM_LONG_RUNS) $(BIN)/pytest -q -x tests/sim/test_seeds.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
     ```python     run from top to bottom, tests in it too; `mq` is a client on `memory:`. A comment
                   after `print(...)` is what it prints: at least once, if it is in a loop.
     ```text       right after a block of Python: all that the block printed.
-    ```console    lines with `$ ` are run by bash; what follows them is their output, errors included.
+    ```console    lines with `$ ` are run by bash; what follows is all that they print.
     ```sh         run by bash as it is, without `make` and without what runs for ever.
     ```toml       read as a settings file.
 

@@ -7,6 +7,7 @@ import pytest
 
 import onward
 from onward.config import load
+from onward.settings import LogSettings, Settings
 
 from .examples import GUIDE, ROOT, Shell, name_of, run_console, run_python, run_sh, settings_files
 
@@ -66,7 +67,9 @@ def test_the_settings_of_a_page_are_settings(path: Path, tmp_path: Path):
 
 
 async def _publish_three(folder: Path) -> None:
-    async with onward.connect(f"file:{folder}") as mq:
+    # Without space taken ahead, so that little has to be read.
+    settings = Settings(log=LogSettings(folder=str(folder), preallocate_bytes=0))
+    async with onward.connect(f"file:{folder}", settings=settings) as mq:
         for body in ("first", "second", "third"):
             await mq.publish("orders", body)
 

@@ -11,6 +11,8 @@ from onward.log.recovery import list_segments, open_log, scan
 from onward.message.entry import Entry
 from onward.settings import LogSettings, Settings
 
+from .running import until
+
 
 class Found(NamedTuple):
     """What opening a folder gave."""
@@ -51,8 +53,12 @@ def entries_of(path: Path) -> list[Entry]:
     return entries
 
 
+def files_of(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern))
+
+
 def segments_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.log"))
+    return files_of(folder, "*.log")
 
 
 def flip(path: Path, position: int, *, bit: int = 0) -> None:
@@ -67,6 +73,11 @@ def flip(path: Path, position: int, *, bit: int = 0) -> None:
 def used_bytes(folder: Path) -> int:
     """Return the disk space that a folder takes, as du does."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+async def until_the_folder_is_smaller(folder: Path, size: int) -> None:
+    """Wait until space has come back."""
+    await until(lambda: used_bytes(folder) <= size, within_s=20)
 
 
 def embedded(folder: Path, **log: object) -> onward.Client:

@@ -13,6 +13,8 @@ from itertools import pairwise
 import onward
 from onward.errors import DiskFull, NotConnected, OnwardError, OutcomeUnknown
 
+from .running import until
+
 
 @dataclass
 class History:
@@ -35,7 +37,12 @@ class History:
         (self.unknown if isinstance(error, OutcomeUnknown) else self.refused).update(bodies)
 
     async def publish_singles(
-        self, mq: onward.Client, publisher: str, *, in_flight: int = 8, durability: str | None = None
+        self,
+        mq: onward.Client,
+        publisher: str,
+        *,
+        in_flight: int = 8,
+        durability: str | None = None,
     ) -> None:
         """Publish one message at a time, a few in flight, until it is over."""
         number = 0
@@ -113,9 +120,9 @@ class Follower:
             self.seen.append((message.offset, message.text.split(" ")[0]))
 
     async def caught_up(self, next_offset: int, *, within_s: float = 15.0) -> None:
-        async with asyncio.timeout(within_s):
-            while not self.seen or self.seen[-1][0] < next_offset - 1:
-                await asyncio.sleep(0.02)
+        await until(
+            lambda: bool(self.seen) and self.seen[-1][0] >= next_offset - 1, within_s=within_s
+        )
 
     def check(self, stored: dict[int, str]) -> None:
         """Raise unless each message was seen once, in order, as it is stored."""

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import onward
@@ -14,6 +14,18 @@ import onward
 START_S_MAX = 20.0
 
 SERVE = "from onward.cli import main; main(['serve'])"
+
+
+async def until(
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within_s: float = 15.0
+) -> None:
+    """Return when it is true; raise `TimeoutError` when it does not come true in time."""
+    async with asyncio.timeout(within_s):
+        while True:
+            met = condition()
+            if met if isinstance(met, bool) else await met:
+                return
+            await asyncio.sleep(0.02)
 
 
 def free_port() -> int:
@@ -74,10 +86,11 @@ class BrokerProcess:
     async def start(self, *, wrapper: Sequence[str] = ()) -> None:
         """Start the process and return when it takes connections."""
         self.launch(wrapper=wrapper)
-        async with asyncio.timeout(START_S_MAX):
-            while not await self.accepts():
-                assert self.is_running, f"the broker did not start:\n{self.output[-2000:]}"
-                await asyncio.sleep(0.02)
+        await until(self.accepts_or_ended, within_s=START_S_MAX)
+        assert self.is_running, f"the broker did not start:\n{self.output[-2000:]}"
+
+    async def accepts_or_ended(self) -> bool:
+        return not self.is_running or await self.accepts()
 
     async def accepts(self) -> bool:
         try:
@@ -95,9 +108,7 @@ class BrokerProcess:
     async def ended(self, *, within_s: float = 20.0) -> int:
         """Wait for the end of the process; return its exit code."""
         assert self.process is not None
-        async with asyncio.timeout(within_s):
-            while self.process.poll() is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: not self.is_running, within_s=within_s)
         code = self.process.returncode
         self.process = None
         return code

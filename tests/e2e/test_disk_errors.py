@@ -9,7 +9,7 @@ from onward.errors import NotConnected, OnwardError
 
 from .conftest import MakeBroker
 from .history import History, read_all
-from .running import BrokerProcess, strace
+from .running import BrokerProcess, strace, until
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
@@ -100,10 +100,8 @@ async def test_a_kill_at_exactly_the_nth_system_call_loses_nothing_acked(
     history = History()
     for number, (call, when) in enumerate(CRASHES):
         broker.launch(wrapper=strace(call, f"signal=KILL:when={when}"))
-        async with asyncio.timeout(20):
-            # Some calls are made at the start already: then it ends before it is ready.
-            while broker.is_running and not await broker.accepts():
-                await asyncio.sleep(0.02)
+        # Some calls are made at the start already: then it ends before it is ready.
+        await until(broker.accepts_or_ended)
         try:
             await publish_until_it_ends(broker, history, f"{number}")
         except NotConnected:

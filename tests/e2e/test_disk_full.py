@@ -10,6 +10,7 @@ from onward.errors import DiskFull
 
 from .conftest import MakeBroker, MakeVolume
 from .history import History, read_all
+from .running import until
 
 FILLER = "x" * 2_000
 
@@ -18,11 +19,14 @@ async def publish_until_full(mq: onward.Client, history: History, publisher: str
     publishing = asyncio.ensure_future(
         history.publish_batches(mq, publisher, size=20, filler=FILLER)
     )
-    async with asyncio.timeout(30):
-        while not history.errors:
-            await asyncio.sleep(0.01)
+    await until(lambda: bool(history.errors), within_s=30)
     history.is_over = True
     await publishing
+
+
+async def publish_often(mq: onward.Client, body: str) -> None:
+    for _ in range(200):
+        await mq.publish("orders", body)
 
 
 async def publish_when_there_is_space(mq: onward.Client, topic: str, body: str) -> int:
@@ -79,24 +83,19 @@ async def test_nothing_acked_is_lost_when_others_fill_the_disk_to_the_last_byte(
     history = History()
     async with broker.connect() as mq:
         await mq.create_topic("orders")
-        publishing = asyncio.ensure_future(
-            history.publish_batches(mq, "a", size=20, filler=FILLER)
-        )
+        publishing = asyncio.ensure_future(history.publish_batches(mq, "a", size=20, filler=FILLER))
         await asyncio.sleep(0.3)
         for _ in range(2):
             ballast = volume.mount_point / "ballast"
             _fill(ballast)
             history.errors.clear()
-            async with asyncio.timeout(15):
-                while not history.errors["disk_full"]:
-                    await asyncio.sleep(0.01)
+            await until(lambda: history.errors["disk_full"] > 0)
             acked = len(history.acked)
             assert len(await read_all(mq)) >= acked
             assert broker.is_running
             ballast.unlink()
-            async with asyncio.timeout(15):
-                while len(history.acked) < acked + 200:
-                    await asyncio.sleep(0.01)
+            wanted = acked + 200
+            await until(lambda: len(history.acked) >= wanted)  # noqa: B023
         history.is_over = True
         await publishing
         assert set(history.errors) <= {"disk_full"}
@@ -120,8 +119,7 @@ async def test_a_broker_starts_on_a_full_disk_and_serves_what_it_has(
     async with broker.connect() as mq:
         assert await read_all(mq) == {0: "first"}
         with pytest.raises(DiskFull):
-            for _ in range(200):
-                await mq.publish("orders", FILLER)
+            await publish_often(mq, FILLER)
         ballast.unlink()
         await publish_when_there_is_space(mq, "orders", "last")
     assert await broker.stop() == 0

@@ -7,7 +7,11 @@ format that changes gets a new version number and new files beside the old ones.
 from pathlib import Path
 from typing import Any
 
+from onward.log.index import NewRows, write_rows
+from onward.log.memory_disk import MemoryDisk
 from onward.message.batch import encode_batch
+from onward.message.entry import Draft, Entry, encode_entry
+from onward.message.entry import Kind as EntryKind
 from onward.protocol.connection import ClientConnection
 from onward.protocol.frames import Kind, frame
 from onward.protocol.payloads import (
@@ -87,10 +91,31 @@ def broker_frames() -> bytes:
     )
 
 
+def log_entry() -> bytes:
+    """One entry of a log."""
+    parts = [b"first, ", b"second"]
+    draft = Draft(EntryKind.MESSAGES, 1_750_000_000_123, 7, 100, 3, parts)
+    buffers, _, _ = encode_entry(draft, index=42, term=2, previous_crc=0xDEADBEEF, synced_index=40)
+    return b"".join(buffers)
+
+
+def log_index() -> bytes:
+    """The index file of a segment with four entries of three topics."""
+    rows = NewRows(10)
+    places = [(1, 2, 0, 5, 0, 96), (0, 1, 0, 5, 96, 88), (3, 1, 7, 6, 184, 88), (1, 4, 2, 15, 272, 112)]
+    for number, (topic, count, base, time_ms, position, length) in enumerate(places):
+        index = 10 + number
+        rows.add(Entry(position, length, 0, 0, index, 0, time_ms, base, 0, topic, count, 1, 0))
+    disk = MemoryDisk()
+    write_rows(disk, "log.idx", first_index=10, sources=[rows])
+    return disk.open("log.idx").map()
+
+
 def golden_files() -> dict[str, bytes]:
     """Every golden file, as the code of today would write it."""
     files = {name: encode_batch(**arguments) for name, arguments in BATCHES.items()}
-    return files | {"frames_client.bin": client_frames(), "frames_broker.bin": broker_frames()}
+    frames = {"frames_client.bin": client_frames(), "frames_broker.bin": broker_frames()}
+    return files | frames | {"log-entry.bin": log_entry(), "log-index.bin": log_index()}
 
 
 if __name__ == "__main__":

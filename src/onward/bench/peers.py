@@ -88,6 +88,11 @@ def running(
     try:
         wait_for(server)
         yield server
+    except Unavailable:
+        raise
+    except Exception as error:
+        # The folder is removed soon: what the server said last would be lost with it.
+        raise Unavailable(f"{error} ({_last_words(server)})") from error
     finally:
         _stop(child)
 
@@ -192,9 +197,15 @@ COMMANDS: dict[str, Callable[[int, Path, Mapping[str, str]], Command]] = {
 
 def _check_lives(server: Server) -> None:
     if server.child.poll() is not None:
-        said = (server.folder / "output.txt").read_text(encoding="utf-8", errors="replace")
-        last = said.strip().splitlines()[-1:] or ["nothing said"]
-        raise Unavailable(f"{server.name} ended while starting: {last[0]}")
+        raise Unavailable(f"{server.name} did not start ({_last_words(server)})")
+
+
+def _last_words(server: Server) -> str:
+    said = (server.folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+    last = said.strip().splitlines()[-1:] or ["nothing"]
+    code = server.child.poll()
+    state = "runs" if code is None else f"ended with {code}"
+    return f"{server.name} {state}, and said last: {last[0]}"
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

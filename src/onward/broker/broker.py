@@ -29,7 +29,7 @@ from onward.broker.publish import Publishing
 from onward.broker.requests import Requests
 from onward.broker.session import Session
 from onward.clock import Clock, SystemClock
-from onward.errors import DiskFull, OnwardError, Overloaded, Stopping, Unavailable
+from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
 from onward.log.disk import Disk, OsDisk
 from onward.message.entry import Entry
 from onward.log.log import Log, LogLimits
@@ -81,7 +81,7 @@ class Broker:
         self.publishes_max = WINDOW
         self.now_monotonic_ms = clock.monotonic_ms()
         self.started_at_ms = clock.now_ms()
-        self.dead_bytes = 0
+        self.dead_bytes = self._dead_bytes_at_start()
         """About how many bytes of the open segment belong to topics that have ended."""
         self._unlock = opened.unlock
         self._commit = commit
@@ -94,8 +94,9 @@ class Broker:
             fail=self.fail,
         )  # fmt: skip
         self.delivering = Delivering(
-            log=self.log, catalogue=self.catalogue, in_thread=self.in_thread
-        )
+            log=self.log, catalogue=self.catalogue, in_thread=self.in_thread,
+            create_on_use=self.publishing.create_on_use,
+        )  # fmt: skip
         self.requests = Requests(self)
         self.housekeeping = Housekeeping(self, in_thread=self.in_thread)
         self._chores = asyncio.get_running_loop().create_task(self.housekeeping.run())
@@ -118,7 +119,7 @@ class Broker:
         when the log must not be used, `Unavailable` when another broker has it.
         """
         if settings.log.durability == "quorum":
-            raise Unavailable("durability 'quorum' needs a cluster; this node stands alone")
+            raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
         if disk is None:
             executor = ThreadPoolExecutor(3, "onward-files")
         disk = disk or OsDisk()
@@ -180,7 +181,7 @@ class Broker:
         def settle(error: OnwardError | None) -> None:
             if error is None:
                 self.delivering.end_topic(topic, reason)
-                self.dead_bytes += self._open_bytes_of(topic)
+                self.dead_bytes += self._open_bytes_of(topic.number)
                 self.housekeeping.retain_soon()
                 logger.info("topic %s: %r", reason, topic.name)
             done(error)
@@ -188,9 +189,15 @@ class Broker:
         ending = TopicEnding(topic.number, topic.name, reason, self.clock.now_ms())
         self.publishing.end_topic(topic, ending, done=settle)
 
-    def _open_bytes_of(self, topic: Topic) -> int:
-        rows = self.log.tail.rows_of(topic.number)
-        return sum(one.row(number).length for one in rows for number in range(one.count))
+    def _open_bytes_of(self, number: int) -> int:
+        rows = self.log.tail.rows_of(number)
+        return sum(one.row(n).length for one in rows for n in range(one.count))
+
+    def _dead_bytes_at_start(self) -> int:
+        """A broker that ended right after a topic did has not given its space back."""
+        pieces = [piece for source in self.log.tail.sources() for piece in source.pieces()]
+        dead = {number for number, _ in pieces if number} - self.catalogue.by_number.keys()
+        return sum(map(self._open_bytes_of, dead))
 
     def shortest_retention_ms(self) -> int:
         """Return the shortest retention that any topic has; 0 when all keep for ever."""

@@ -17,7 +17,15 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from onward.broker.catalogue import Catalogue, Topic
-from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, OnwardError, Overloaded
+from onward.errors import (
+    Corruption,
+    Forbidden,
+    InvalidRequest,
+    OffsetOutOfRange,
+    OnwardError,
+    Overloaded,
+    TopicEnded,
+)
 from onward.log.disk import Buffer
 from onward.log.log import Log, Span
 from onward.log.segment import Segment
@@ -36,8 +44,8 @@ InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
 class Reading:
     """One READ that is open."""
 
-    __slots__ = ("credit_bytes", "follow", "hint", "is_busy", "next_offset", "request_id",
-                 "session", "topic")  # fmt: skip
+    __slots__ = ("credit_bytes", "follow", "hint", "is_busy", "is_careful", "next_offset",
+                 "request_id", "session", "topic")  # fmt: skip
 
     def __init__(
         self, session: Session, request_id: int, topic: Topic, *, next_offset: int,
@@ -52,12 +60,18 @@ class Reading:
         self.hint: Segment | None = None
         self.is_busy = False
         """A step is planned or under way: nothing else may start one."""
+        self.is_careful = False
+        """Something damaged is near: entry by entry, so that what stands before it is sent."""
 
 
 class Delivering:
     """All open READs of a broker."""
 
-    def __init__(self, *, log: Log, catalogue: Catalogue, in_thread: InThread) -> None:
+    def __init__(
+        self, *, log: Log, catalogue: Catalogue, in_thread: InThread,
+        create_on_use: Callable[[str, Callable[[OnwardError | None], None]], Topic],
+    ) -> None:  # fmt: skip
+        self._create_on_use = create_on_use
         self._log = log
         self._catalogue = catalogue
         self._in_thread = in_thread
@@ -75,13 +89,25 @@ class Delivering:
             raise InvalidRequest(f"request id {request_id} is already reading")
         if len(readings) >= READS_PER_SESSION_MAX:
             raise Overloaded(f"a connection reads at most {READS_PER_SESSION_MAX} topics at once")
-        topic = self._catalogue.find_readable(read.topic)
+        topic = self._find(session, request_id, read)
         reading = Reading(
             session, request_id, topic, next_offset=self.start_offset(topic, read.start),
             credit_bytes=read.credit_bytes, follow=read.follow,
         )  # fmt: skip
         readings[request_id] = reading
         self._step_soon(reading)
+
+    def _find(self, session: Session, request_id: int, read: Read) -> Topic:
+        """Return the topic; one that is waited for comes into being, as by a publish."""
+        if not read.follow or read.topic in self._catalogue.by_name:
+            return self._catalogue.find_readable(read.topic)
+
+        def done(error: OnwardError | None) -> None:
+            reading = self._open.get(session, {}).get(request_id)
+            if error is not None and reading is not None:
+                self._end(reading, error.code, str(error))
+
+        return self._create_on_use(read.topic, done)
 
     def credit(self, session: Session, request_id: int, credit_bytes: int) -> None:
         """Let a READ send more; for one that has just ended this means nothing."""
@@ -116,10 +142,17 @@ class Delivering:
 
     def end_topic(self, topic: Topic, reason: str) -> None:
         """Tell the readers of a topic that it is no more."""
+        self._end_all(topic, TopicEnded(f"topic {topic.name!r} was {reason}"))
+
+    def end_readers(self, topic: Topic) -> None:
+        """Tell the readers of a topic that its rule forbids them to go on."""
+        self._end_all(topic, Forbidden(f"topic {topic.name!r} is {topic.record.rule} now"))
+
+    def _end_all(self, topic: Topic, error: OnwardError) -> None:
         topic.waiting = None
         for readings in list(self._open.values()):
             for reading in [one for one in readings.values() if one.topic is topic]:
-                self._end(reading, "topic_ended", f"topic {topic.name!r} was {reason}")
+                self._end(reading, error.code, str(error))
 
     def readers_of(self, topic: Topic) -> int:
         """Return how many READs of this topic wait for new messages."""
@@ -202,8 +235,9 @@ class Delivering:
                 f"{reading.topic.name!r} were retained away before they were read"
             )
         return self._log.plan(
-            reading.topic.number, reading.next_offset, bytes_max=READ_BYTES_MAX, hint=reading.hint
-        )
+            reading.topic.number, reading.next_offset, hint=reading.hint,
+            bytes_max=0 if reading.is_careful else READ_BYTES_MAX,
+        )  # fmt: skip
 
     def _send(self, reading: Reading, span: Span, entries: Buffer) -> None:
         reading.hint = span.segment
@@ -239,6 +273,10 @@ class Delivering:
     def _fail(self, reading: Reading, error: OSError | OnwardError, span: Span | None) -> None:
         if span is not None and span.segment not in self._log.segments:
             # Retention took the segment away meanwhile: look again where to go on.
+            self._step_soon(reading)
+            return
+        if span is not None and len(span.rows) > 1:
+            reading.is_careful = True
             self._step_soon(reading)
             return
         if isinstance(error, OSError):

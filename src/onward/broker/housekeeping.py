@@ -22,7 +22,7 @@ from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
 from onward.log.log import DiskFailed
-from onward.log.retention import judge, rewrite
+from onward.log.retention import REWRITE_BYTES_MIN, judge, rewrite
 from onward.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Housekeeping:
             if session.hello is None:
                 if now_ms - session.opened_at_ms > server.hello_ms:
                     session.end(Unavailable("no HELLO came in time"))
-            elif session.has_partial_frame and silent_ms > server.frame_ms:
+            elif session.has_partial_frame and now_ms - session.last_frame_ms > server.frame_ms:
                 session.end(Unavailable("the rest of a frame did not come in time"))
             elif silent_ms > SILENT_HEARTBEATS_MAX * server.heartbeat_ms:
                 self._drop(session, silent_ms)
@@ -245,6 +245,8 @@ class Housekeeping:
         verdict = judge(
             sealed, is_dead=self._is_dead, total_bytes=log.bytes,
             bytes_max=self._broker.settings.log.retention_bytes,
+            # Small segments are worth it too: their space would never come back otherwise.
+            rewrite_bytes_min=min(REWRITE_BYTES_MIN, log.limits.segment_bytes_max // 8),
         )  # fmt: skip
         if not verdict.drop and not verdict.rewrite:
             return
@@ -307,7 +309,7 @@ class Housekeeping:
 
     def _tail_is_old(self, tail: Segment) -> bool:
         keep_ms = self._broker.shortest_retention_ms()
-        return bool(keep_ms) and tail.last_time_ms < self._broker.clock.now_ms() - keep_ms
+        return bool(keep_ms) and tail.first_time_ms() < self._broker.clock.now_ms() - keep_ms
 
     def _rolled(self, error: Exception | None) -> None:
         if error is None:

@@ -5,6 +5,8 @@ remembered with the offset and event id they were given, as a ring in one packed
 
     | highest sequence | last used (index) | sequence+1, offset, event id | ... WINDOW times |
 
+While a batch is on its way to the disk, its offset is `UNDER_WAY`: a repeat then waits for it.
+
 A client never has more than `WINDOW` unanswered sequences, so every repeat it can send is found.
 Like the catalogue this is a fold of the log, and survives a restart. At most `PRODUCERS_MAX`
 producers are remembered; the ones that were silent longest are forgotten first.
@@ -13,8 +15,6 @@ producers are remembered; the ones that were silent longest are forgotten first.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
-
 import msgspec
 
 from onward.errors import Conflict
@@ -23,15 +23,10 @@ from onward.message.batch import batches_of
 
 WINDOW = 32
 PRODUCERS_MAX = 16_384
+UNDER_WAY = 2**64 - 1
+"""Instead of an offset: begun, and not stored yet."""
 _HEAD = 2
 _EMPTY = array("Q", bytes(8 * (_HEAD + 3 * WINDOW)))
-
-
-class Stored(NamedTuple):
-    """Where an earlier publish went."""
-
-    offset: int
-    event_id: int
 
 
 class Producers:
@@ -43,17 +38,18 @@ class Producers:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def find(self, producer_id: int, sequence: int) -> Stored | None:
-        """Return where this publish is stored, or None when it is new.
+    def find(self, producer_id: int, sequence: int) -> tuple[int, int] | None:
+        """Return where this publish is stored: offset and event id; None when it is new.
 
-        Raises `Conflict` when it is older than what is remembered.
+        The offset is `UNDER_WAY` when it was begun and has no answer yet. Raises `Conflict` when
+        it is older than what is remembered.
         """
         window = self._windows.get(producer_id)
-        if window is None or sequence > window[0]:
+        if window is None:
             return None
         slot = _HEAD + sequence % WINDOW * 3
         if window[slot] == sequence + 1:
-            return Stored(window[slot + 1], window[slot + 2])
+            return window[slot + 1], window[slot + 2]
         if sequence + WINDOW <= window[0]:
             raise Conflict(
                 f"sequence {sequence} is older than the last {WINDOW} of its producer: "
@@ -61,13 +57,25 @@ class Producers:
             )
         return None
 
+    def begin(self, producer_id: int, sequence: int) -> None:
+        """Take note that a publish is on its way to the disk."""
+        window = self._windows.get(producer_id) or self._new_window(producer_id)
+        if sequence > window[0]:
+            window[0] = sequence
+        slot = _HEAD + sequence % WINDOW * 3
+        window[slot] = sequence + 1
+        window[slot + 1] = UNDER_WAY
+
+    def give_up(self, producer_id: int, sequence: int) -> None:
+        """Take back `begin`: it was not stored."""
+        window = self._windows.get(producer_id)
+        slot = _HEAD + sequence % WINDOW * 3
+        if window is not None and window[slot] == sequence + 1 and window[slot + 1] == UNDER_WAY:
+            window[slot] = 0
+
     def record(self, producer_id: int, sequence: int, offset: int, event_id: int) -> None:
         """Remember where a publish went."""
-        window = self._windows.get(producer_id)
-        if window is None:
-            if len(self._windows) >= PRODUCERS_MAX:
-                self._forget_silent()
-            window = self._windows[producer_id] = _EMPTY[:]
+        window = self._windows.get(producer_id) or self._new_window(producer_id)
         if sequence > window[0]:
             window[0] = sequence
         window[1] = event_id
@@ -88,7 +96,9 @@ class Producers:
 
     def save(self) -> bytes:
         """Return all of it as bytes, for a checkpoint."""
-        return msgspec.msgpack.encode({key: w.tobytes() for key, w in self._windows.items()})
+        return msgspec.msgpack.encode(
+            {key: _without_begun(window).tobytes() for key, window in self._windows.items()}
+        )
 
     @classmethod
     def load(cls, saved: bytes) -> Producers:
@@ -102,8 +112,25 @@ class Producers:
                     producers._windows[key] = window
         return producers
 
+    def _new_window(self, producer_id: int) -> array[int]:
+        if len(self._windows) >= PRODUCERS_MAX:
+            self._forget_silent()
+        window = self._windows[producer_id] = _EMPTY[:]
+        return window
+
     def _forget_silent(self) -> None:
         """Forget the eighth that was silent longest: once in a while, not for each newcomer."""
         oldest = sorted(self._windows, key=lambda key: self._windows[key][1])
         for key in oldest[: PRODUCERS_MAX // 8]:
             del self._windows[key]
+
+
+def _without_begun(window: array[int]) -> array[int]:
+    """Return the window without what is under way: a checkpoint holds only what is stored."""
+    if UNDER_WAY not in window:
+        return window
+    window = window[:]
+    for slot in range(_HEAD, len(window), 3):
+        if window[slot + 1] == UNDER_WAY:
+            window[slot : slot + 3] = array("Q", bytes(24))
+    return window

@@ -21,7 +21,7 @@ import msgspec
 
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
 from onward.broker.commit import Commit, Done
-from onward.broker.producers import Producers
+from onward.broker.producers import UNDER_WAY, Producers
 from onward.clock import Clock
 from onward.errors import (
     DiskFull,
@@ -40,7 +40,8 @@ from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, largest_body_bytes
 from onward.message.names import check_topic_name
-from onward.protocol.payloads import Durability, decode_publish, published_frame
+from onward.protocol.frames import Kind as FrameKind
+from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
 from onward.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,33 +50,23 @@ if TYPE_CHECKING:
 # Readers take entries as a whole: larger ones would make them wait, smaller ones cost more each.
 ENTRY_BYTES_MAX: Final = 512 << 10
 RETRY_AFTER_MS: Final = 100
-SLOW_SYNC_S: Final = 0.003
+SLOW_SYNC_S: Final = 0.001
 WAIT_S_MAX: Final = 0.004
+CROWD_MIN: Final = 16
 CROWD_BYTES_MAX: Final = 256 << 10
 ROUTES_MAX: Final = 4_096
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
 _DISK: Final = int(Durability.DISK)
+_PUBLISHED: Final = int(FrameKind.PUBLISHED)
 _SEQUENCE_MAX: Final = 1 << 62
 
 
-class Publish:
-    """A batch on its way to the disk."""
+Publish = tuple["Session", int, Buffer, int, int, int, int]
+"""A batch on its way: session, request id, batch, count, producer id, sequence, durability asked.
 
-    __slots__ = ("batch", "count", "producer_id", "request_id", "sequence", "session", "waiters")
-
-    def __init__(
-        self, session: Session, request_id: int, batch: Buffer, count: int,
-        producer_id: int, sequence: int,
-    ) -> None:  # fmt: skip
-        self.session = session
-        self.request_id = request_id
-        self.batch = batch
-        self.count = count
-        self.producer_id = producer_id
-        self.sequence = sequence
-        self.waiters: list[tuple[Session, int]] | None = None
-        """Others who sent the same batch again while it was under way."""
+A plain tuple: one is made for each frame, and it is the cheapest thing that holds seven values.
+"""
 
 
 class Change:
@@ -114,8 +105,8 @@ class Pace:
 
     Publishers that wait for their answer come back right after it. If a commit begins while half
     of them are still on their way, two halves take turns on the disk for ever, and each waits
-    for two syncs. A pause that is short beside a slow sync brings them together again. A fast disk,
-    a single publisher and large batches never wait.
+    for two syncs. A pause, which ends as soon as all are back, brings them together again. A fast
+    disk, a few publishers and large batches never wait.
     """
 
     __slots__ = ("_began_at", "_sync_s", "crowd")
@@ -138,12 +129,13 @@ class Pace:
         """Return how long to wait for the rest of the crowd."""
         if (
             self._sync_s < SLOW_SYNC_S
+            or self.crowd < CROWD_MIN
             or collected.count * 10 >= self.crowd * 9
             or collected.bytes > CROWD_BYTES_MAX
             or not collected.sync
         ):
             return 0.0
-        return min(self._sync_s / 3, WAIT_S_MAX)
+        return min(self._sync_s, WAIT_S_MAX)
 
 
 class Publishing:
@@ -173,7 +165,8 @@ class Publishing:
         self._under_way: Collected | None = None
         self._is_due = False
         self._wait: asyncio.TimerHandle | None = None
-        self._unanswered: dict[tuple[int, int], Publish] = {}
+        self._waiters: dict[tuple[int, int], list[tuple[Session, int]]] = {}
+        """Who sent a batch again while it was under way, by producer id and sequence."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.inflight_bytes = 0
@@ -200,15 +193,15 @@ class Publishing:
             if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
                 self._check_load(session, sequence)
             if not topic.number:
-                topic = self._create_on_use(topic.name)
+                topic = self.create_on_use(topic.name, lambda error: None)
         except OnwardError as error:
             session.refuse(request_id, error)
             return
-        batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
-        publish = Publish(session, request_id, batch, header.count, producer_id, sequence)
         if producer_id:
-            self._unanswered[producer_id, sequence] = publish
-        self._collect(topic, publish, header.length, durability)
+            self._producers.begin(producer_id, sequence)
+        batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
+        publish = session, request_id, batch, header.count, producer_id, sequence, durability
+        self._collect(topic, publish, session, header.length, durability)
 
     def _route(self, payload: bytes | bytearray) -> tuple[Topic, int, int]:
         """Return the topic, the durability, and where the batch begins.
@@ -239,8 +232,10 @@ class Publishing:
             raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
         raise InvalidRequest(f"durability {asked} does not exist")
 
-    def _create_on_use(self, name: str) -> Topic:
+    def create_on_use(self, name: str, done: Callable[[OnwardError | None], None]) -> Topic:
         """Return the new topic for a name that nobody used, or say why it cannot be written."""
+        if self.is_stopping or self.disk_is_full:
+            raise self._unavailable()
         topic = self._catalogue.by_name.get(name)
         if topic is not None and topic.ending:
             raise TopicEnded(f"topic {topic.name!r} is ending")
@@ -249,7 +244,7 @@ class Publishing:
         check_topic_name(name)
         if not self._settings.topics.auto_create:
             raise UnknownTopic(f"topic {name!r} does not exist, and topics.auto_create is off")
-        return self.create_topic(self.new_record(name), done=lambda error: None)
+        return self.create_topic(self.new_record(name), done=done)
 
     def _check_size(
         self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader, limit: int
@@ -273,17 +268,14 @@ class Publishing:
         if sequence > _SEQUENCE_MAX:
             raise InvalidRequest(f"sequence {sequence} is too large")
         stored = self._producers.find(producer_id, sequence)
-        if stored is not None:
-            offset, event_id = stored
-            reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
-            session.published(published_frame(request_id, offset, event_id, reached, repeat=True))
-            return True
-        under_way = self._unanswered.get((producer_id, sequence))
-        if under_way is None:
+        if stored is None:
             return False
-        if under_way.waiters is None:
-            under_way.waiters = []
-        under_way.waiters.append((session, request_id))
+        offset, event_id = stored
+        if offset == UNDER_WAY:
+            self._waiters.setdefault((producer_id, sequence), []).append((session, request_id))
+        else:
+            reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
+            session.write(published_frame(request_id, offset, event_id, reached, repeat=True))
         return True
 
     def _check_load(self, session: Session, sequence: int) -> None:
@@ -305,7 +297,9 @@ class Publishing:
 
     # --- collect -----------------------------------------------------------------------------
 
-    def _collect(self, topic: Topic, publish: Publish, size: int, durability: int) -> None:
+    def _collect(
+        self, topic: Topic, publish: Publish, session: Session, size: int, durability: int
+    ) -> None:
         collected = self._collected
         publishes = collected.publishes.get(topic)
         if publishes is None:
@@ -315,7 +309,6 @@ class Publishing:
         collected.bytes += size
         collected.count += 1
         self.inflight_bytes += size
-        session = publish.session
         session.unanswered_bytes += size
         if session.unanswered_bytes > self._connection_bytes_max:
             session.keep_reading()
@@ -421,8 +414,8 @@ class Publishing:
         drafts = [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.created]
         for topic, publishes in collected.publishes.items():
             for group in _grouped(publishes):
-                count = sum([publish.count for publish in group])
-                parts = [publish.batch for publish in group]
+                count = sum([publish[3] for publish in group])
+                parts = [publish[2] for publish in group]
                 base = topic.staged_offset
                 drafts.append(Draft(Kind.MESSAGES, now_ms, topic.number, base, count, parts))
                 topic.staged_offset = base + count
@@ -455,11 +448,11 @@ class Publishing:
         entries = iter(write.entries)
         for change in collected.created:
             self._apply(change, next(entries))
-        reached = Durability.DISK if collected.sync else Durability.MEMORY
         for topic, publishes in collected.publishes.items():
             for group in _grouped(publishes):
                 entry = next(entries)
-                self._answer(group, entry.base_offset, entry.index, reached)
+                self._answer(group, entry.base_offset, entry.index, is_synced=collected.sync)
+                self.published_count += entry.count
             topic.next_offset = entry.base_offset + entry.count
         for change in collected.later:
             self._apply(change, next(entries))
@@ -472,25 +465,31 @@ class Publishing:
         self._catalogue.apply(entry, change.body)  # type: ignore[arg-type]
         change.done(None)
 
-    def _answer(self, publishes: list[Publish], offset: int, index: int, reached: int) -> None:
+    def _answer(
+        self, publishes: list[Publish], offset: int, index: int, *, is_synced: bool
+    ) -> None:
         """Send the receipts of one entry."""
-        record, unanswered = self._producers.record, self._unanswered
-        for publish in publishes:
-            session, producer_id = publish.session, publish.producer_id
+        reached = _DISK
+        record, receipt = self._producers.record, RECEIPT.pack
+        for session, request_id, batch, count, producer_id, sequence, asked in publishes:
+            if not is_synced:
+                reached = asked
             if producer_id:
-                sequence = publish.sequence
                 record(producer_id, sequence, offset, index)
-                del unanswered[producer_id, sequence]
-            session.published(published_frame(publish.request_id, offset, index, reached))
-            session.answered(len(publish.batch))
-            if publish.waiters:
-                self._answer_waiters(publish, offset, index, reached)
-            offset += publish.count
-            self.published_count += publish.count
+                if self._waiters:
+                    self._answer_waiters(producer_id, sequence, offset, index, reached)
+            session.write(receipt(25, _PUBLISHED, 0, 0, request_id, offset, index, reached))
+            session.unanswered_bytes -= len(batch)
+            if session.is_paused:
+                session.keep_reading()
+            offset += count
 
-    def _answer_waiters(self, publish: Publish, offset: int, index: int, reached: int) -> None:
-        for session, request_id in publish.waiters or ():
-            session.published(published_frame(request_id, offset, index, reached, repeat=True))
+    def _answer_waiters(
+        self, producer_id: int, sequence: int, offset: int, index: int, reached: int
+    ) -> None:
+        """Answer those who sent the same batch again while it was under way."""
+        for session, request_id in self._waiters.pop((producer_id, sequence), ()):
+            session.write(published_frame(request_id, offset, index, reached, repeat=True))
 
     def _refuse(self, collected: Collected, write: Write, error: OnwardError) -> None:
         """Nothing was written: put the offsets back and say so to everyone who waits.
@@ -506,12 +505,13 @@ class Publishing:
     def _refuse_collected(self, collected: Collected, error: OnwardError) -> None:
         for topic, publishes in collected.publishes.items():
             topic.staged_offset = topic.next_offset
-            for publish in publishes:
-                self._unanswered.pop((publish.producer_id, publish.sequence), None)
-                publish.session.answered(len(publish.batch))
-                publish.session.refuse(publish.request_id, error)
-                for session, request_id in publish.waiters or ():
-                    session.refuse(request_id, error)
+            for session, request_id, batch, _, producer_id, sequence, _ in publishes:
+                self._producers.give_up(producer_id, sequence)
+                session.unanswered_bytes -= len(batch)
+                session.keep_reading()
+                session.refuse(request_id, error)
+                for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
+                    waiter.refuse(waiter_id, error)
         self._routes.clear()
         for change in (*collected.created, *collected.later):
             change.done(error)
@@ -539,14 +539,14 @@ class Publishing:
 
 def _grouped(publishes: list[Publish]) -> list[list[Publish]]:
     """Split what one topic got into groups that each become one entry."""
-    if len(publishes) == 1 or sum([len(p.batch) for p in publishes]) <= ENTRY_BYTES_MAX:
+    if len(publishes) == 1 or sum([len(publish[2]) for publish in publishes]) <= ENTRY_BYTES_MAX:
         return [publishes]
     groups: list[list[Publish]] = []
     size = ENTRY_BYTES_MAX
     for publish in publishes:
-        if size + len(publish.batch) > ENTRY_BYTES_MAX:
+        if size + len(publish[2]) > ENTRY_BYTES_MAX:
             groups.append([])
             size = 0
         groups[-1].append(publish)
-        size += len(publish.batch)
+        size += len(publish[2])
     return groups

@@ -129,9 +129,14 @@ class Requests:
                 wanted.expires_at_ms or 0, wanted.lifetime_ms or 0
             )
         record: TopicRecord = replace(topic.staged_record, **changes)
-        self._broker.publishing.change_topic(
-            record, done=self._settle(session, request_id, lambda: self.describe(topic))
-        )
+        settle = self._settle(session, request_id, lambda: self.describe(topic))
+
+        def done(error: OnwardError | None) -> None:
+            if not topic.readable:
+                self._broker.delivering.end_readers(topic)
+            settle(error)
+
+        self._broker.publishing.change_topic(record, done=done)
 
     def _delete(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         topic = self._changeable(decode_fields(payload, TopicName).topic)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
@@ -47,6 +48,8 @@ class Session(asyncio.BufferedProtocol):
         self._connection = ServerConnection()
         self._where_to_receive = self._connection.receiver.buffer
         self._transport: asyncio.Transport | None = None
+        self.write: Callable[[bytes], None] = _into_nothing
+        """Sends bytes. What is written in one turn of the loop leaves the socket together."""
         self.unanswered_bytes = 0
         self.is_paused = False
         self.writable = True
@@ -55,6 +58,7 @@ class Session(asyncio.BufferedProtocol):
         self.hello: Hello | None = None
         self.principal = ""
         self.last_heard_ms = broker.clock.monotonic_ms()
+        self.last_frame_ms = self.last_heard_ms
         self.opened_at_ms = self.last_heard_ms
 
     # --- what the event loop calls -----------------------------------------------------------
@@ -62,6 +66,7 @@ class Session(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; a connection above the limit is told so and closed."""
         self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
         self._broker.opened(self)
 
@@ -74,7 +79,10 @@ class Session(asyncio.BufferedProtocol):
         broker = self._broker
         self.last_heard_ms = broker.now_monotonic_ms
         try:
-            for kind, request_id, payload in self._connection.received(nbytes):
+            frames = self._connection.received(nbytes)
+            if frames:
+                self.last_frame_ms = self.last_heard_ms
+            for kind, request_id, payload in frames:
                 if kind == PUBLISH:
                     broker.publishing.publish(self, request_id, payload)
                 else:
@@ -89,6 +97,7 @@ class Session(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything that this connection had open."""
         self._transport = None
+        self.write = _into_nothing
         self.writable = False
         self._broker.closed(self)
 
@@ -142,22 +151,13 @@ class Session(asyncio.BufferedProtocol):
             message_bytes_max=settings.topics.message_bytes_max,
             publishes_max=self._broker.publishes_max,
         )
-        self._write(self._connection.welcome(welcome))
+        self.write(self._connection.welcome(welcome))
 
     # --- answers -----------------------------------------------------------------------------
 
-    def published(self, receipt: bytes) -> None:
-        """Send a receipt. Those of one commit leave the socket together: the loop gathers them."""
-        if self._transport is not None:
-            self._transport.write(receipt)
-
     def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
         """Send one frame."""
-        self._write(frame(kind, request_id, payload))
-
-    def _write(self, output: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(output)
+        self.write(frame(kind, request_id, payload))
 
     def send_entries(self, request_id: int, entries: bytes | bytearray | memoryview) -> None:
         """Send entries from where they lie, without copying them into a frame."""
@@ -172,12 +172,12 @@ class Session(asyncio.BufferedProtocol):
     def end(self, error: OnwardError) -> None:
         """Say why, and close. After a fault in the stream nothing it carries has a meaning."""
         logger.info("session ended: %s (%s)", error, self.peer)
-        self._write(self._connection.fault(error))
+        self.write(self._connection.fault(error))
         self.close()
 
     def goodbye(self, error: OnwardError) -> None:
         """Tell the client that the broker closes this connection, and close it."""
-        self._write(self._connection.goodbye(code=error.code, message=str(error)))
+        self.write(self._connection.goodbye(code=error.code, message=str(error)))
         self.close()
 
     def close(self) -> None:
@@ -205,12 +205,6 @@ class Session(asyncio.BufferedProtocol):
         """Tell whether a frame has begun and is not complete."""
         return self._connection.pending_bytes > 0
 
-    def answered(self, size: int) -> None:
-        """Count bytes that have their answer."""
-        self.unanswered_bytes -= size
-        if self.is_paused:
-            self.keep_reading()
-
     def keep_reading(self) -> None:
         """Read on, or stop reading, as the limits say."""
         limit = self._broker.connection_bytes_max >> self.is_paused
@@ -222,6 +216,10 @@ class Session(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+
+def _into_nothing(output: bytes) -> None:
+    """Nobody is there any more."""
 
 
 def _principal(token: str | None, tokens: tuple[Token, ...]) -> str:

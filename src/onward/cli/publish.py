@@ -46,6 +46,8 @@ class Line(msgspec.Struct):
     headers: dict[str, str] | None = None
     tag: str | None = None
     trace_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
 
 
 class Columns(NamedTuple):
@@ -56,6 +58,8 @@ class Columns(NamedTuple):
     headers: list[dict[str, str] | None] | None
     tags: list[str | None] | None
     trace_ids: list[str | None] | None
+    priorities: list[int | None] | None = None
+    tenants: list[str | None] | None = None
 
 
 @click.command()
@@ -137,7 +141,8 @@ class _Sending:
         try:
             receipt = mq.publish_many(
                 self._topic, columns.bodies, keys=columns.keys, headers=columns.headers,
-                tags=columns.tags, trace_ids=columns.trace_ids, durability=self._durability,
+                tags=columns.tags, trace_ids=columns.trace_ids, priorities=columns.priorities,
+                tenants=columns.tenants, durability=self._durability,
             )  # fmt: skip
         except (onward.OnwardError, KeyboardInterrupt):
             if self._count:
@@ -231,6 +236,8 @@ def _from_json(lines: Sequence[bytes], same: Line) -> Columns:
         [line.headers or same.headers for line in read],
         [line.tag if line.tag is not None else same.tag for line in read],
         [line.trace_id if line.trace_id is not None else same.trace_id for line in read],
+        [line.priority for line in read],
+        [line.tenant for line in read],
     )
 
 

@@ -50,7 +50,7 @@ def _parse(text: str) -> Address:
             place = text.removeprefix(f"{scheme}:")
             if not place and scheme != "memory":
                 raise InvalidRequest(f"address {text!r} names no path")
-            return Address(scheme, place)  # type: ignore[arg-type]
+            return Address(scheme, place)
     text = text.removeprefix("tcp://").removeprefix("onward://")
     host, port = _split_port(text)
     return Address("tcp", host or "localhost", port)

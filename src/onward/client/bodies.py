@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import msgspec
 
@@ -19,19 +20,25 @@ def encode_body(body: object) -> bytes:
     """
     if type(body) is bytes:
         return body
-    if isinstance(body, str):
-        return body.encode()
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     try:
-        return _encode(body)
+        return body.encode() if isinstance(body, str) else _encode(body)
     except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
         raise InvalidRequest(
             f"a body is bytes, text or something JSON can say, not {type(body).__name__}: {error}"
         ) from None
 
 
-def encode_bodies(bodies: Sequence[object]) -> list[bytes]:
-    """Return many bodies as bytes; a list that holds only bytes costs next to nothing."""
-    kinds = set(map(type, bodies))
-    return list(bodies) if kinds <= {bytes} else list(map(encode_body, bodies))  # type: ignore[arg-type]
+def encode_bodies(bodies: Iterable[object]) -> list[bytes]:
+    """Return many bodies as bytes; a list that holds only bytes costs next to nothing.
+
+    >>> encode_bodies(["a", b"b"])
+    [b'a', b'b']
+    """
+    if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping):
+        raise InvalidRequest("publish_many takes many bodies, for example a list of them")
+    given = list(bodies)
+    if set(map(type, given)) <= {bytes}:
+        return cast(list[bytes], given)
+    return list(map(encode_body, given))

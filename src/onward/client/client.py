@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from types import TracebackType
@@ -39,6 +39,7 @@ from onward.errors import (
     OutcomeUnknown,
     UnknownTopic,
 )
+from onward.message.headers import encode_headers
 from onward.message.message import Message
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
@@ -217,11 +218,11 @@ class Client:
     async def publish_many(
         self,
         topic: str,
-        bodies: Sequence[object],
+        bodies: Iterable[object],
         *,
         keys: Sequence[str | None] | None = None,
         headers: Sequence[Mapping[str, str | bytes] | None] | None = None,
-        tags: Sequence[str | None] | None = None,
+        tags: Sequence[Tags] | None = None,
         trace_ids: Sequence[str | None] | None = None,
         priorities: Sequence[int | None] | None = None,
         tenants: Sequence[str | None] | None = None,
@@ -239,21 +240,20 @@ class Client:
         """
         producer = self._producer()
         check_topic_name(topic)
-        if not bodies:
-            raise InvalidRequest("publish_many needs at least one body")
         encoded = encode_bodies(bodies)
+        if not encoded:
+            raise InvalidRequest("publish_many needs at least one body")
         self._check_size(max(map(len, encoded)))
         columns: dict[str, Sequence[object]] = {
             name: column
             for name, column in (
-                ("keys", keys), ("headers", headers), ("tags", tags), ("trace_ids", trace_ids),
+                ("keys", keys), ("headers", headers), ("tags", tags and [_joined(tag) for tag in tags]), ("trace_ids", trace_ids),
                 ("priorities", priorities), ("tenants", tenants),
             )
             if column is not None
         }  # fmt: skip
         for name, column in columns.items():
-            if len(column) != len(encoded):
-                raise InvalidRequest(f"{name} has {len(column)} values for {len(encoded)} bodies")
+            _check_column(name, column, count=len(encoded))
         await producer.space()
         timeout_s = self._timeout_s if timeout is None else duration_ms(timeout) / 1000
         return await producer.publish_many(
@@ -466,7 +466,8 @@ class Client:
         request_id = link.expect(take)
         try:
             link.send(Kind.REQUEST, request_id, msgspec.json.encode(request))
-            await asyncio.wait([answer, link.lost], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [answer, link.lost]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             link.forget(request_id)
         if not answer.done():
@@ -541,24 +542,40 @@ def _optional(
     trace_id: str | None, priority: int | None, tenant: str | None,
 ) -> dict[str, object]:  # fmt: skip
     """Return what a message carries beside its body, checked: a batch is shared with others."""
-    tags = tag if tag is None or isinstance(tag, str) else ",".join(tag)
-    texts = (("keys", key), ("tags", tags), ("trace_ids", trace_id), ("tenants", tenant))
+    texts = (("keys", key), ("tags", _joined(tag)), ("trace_ids", trace_id), ("tenants", tenant))
     optional: dict[str, object] = {}
     for name, text in texts:
         if text is not None:
             _check_text(name, text)
             optional[name] = text
     if headers:
-        for name, value in headers.items():
-            if not isinstance(name, str) or not isinstance(value, str | bytes):
-                raise InvalidRequest("headers are text, with text or bytes as values")
-            _check_text("headers", name)
+        encode_headers(headers)
         optional["headers"] = headers
     if priority is not None:
-        if not isinstance(priority, int) or not 0 <= priority <= 255:
+        if type(priority) is not int or not 0 <= priority <= 255:
             raise InvalidRequest(f"a priority is a number from 0 to 255, not {priority!r}")
         optional["priorities"] = priority
     return optional
+
+
+def _joined(tag: Tags) -> str | None:
+    """Return one or several tags as they travel."""
+    if tag is None or isinstance(tag, str):
+        return tag
+    try:
+        return ",".join(tag)
+    except TypeError:
+        raise InvalidRequest(f"a tag is text, or several texts, not {tag!r}") from None
+
+
+def _check_column(name: str, column: Sequence[object], *, count: int) -> None:
+    """Refuse a column of the wrong length or with values of the wrong type."""
+    if len(column) != count:
+        raise InvalidRequest(f"{name} has {len(column)} values for {count} bodies")
+    wanted = {"headers": Mapping, "priorities": int}.get(name, str)
+    for kind in set(map(type, column)) - {type(None)}:
+        if not issubclass(kind, wanted):
+            raise InvalidRequest(f"{name} holds a {kind.__name__}")
 
 
 def _check_text(name: str, text: object) -> None:

@@ -135,6 +135,7 @@ class Link(asyncio.BufferedProtocol):
         self.writable.set()
         if not self.ready.done():
             self.ready.set_exception(error)
+            self.ready.exception()  # whoever waited for it may have given up
         if not self.lost.done():
             self.lost.set_result(error)
         self._waiting.clear()

@@ -169,7 +169,8 @@ class Producer:
         self._clock = clock
         self._timeout_s = timeout_s
         self._link: Link | None = None
-        self._open: dict[tuple[str, int], OpenBatch] = {}
+        self._open: dict[str, OpenBatch] = {}
+        """The batch of each topic that is being filled."""
         self._waiting: deque[OpenBatch | WholeBatch] = deque()
         self._sent: dict[int, Sent] = {}
         self._next_sequence = 1
@@ -187,10 +188,10 @@ class Producer:
         self, topic: str, body: bytes, *, durability: int, optional: dict[str, object] | None
     ) -> asyncio.Future[Receipt]:
         """Add one message to the open batch of its topic."""
-        key = topic, durability
-        batch = self._open.get(key)
-        if batch is None:
-            batch = self._open[key] = self._new_batch(topic, durability)
+        batch = self._open.get(topic)
+        if batch is None or batch.durability != durability:
+            self._seal_open(topic)
+            batch = self._open[topic] = self._new_batch(topic, durability)
         if optional:
             self._set_optional(batch, optional)
         future: asyncio.Future[Receipt] = self._loop.create_future()
@@ -200,8 +201,7 @@ class Producer:
         batch.bytes += size
         self.waiting_bytes += size
         if len(batch.bodies) >= BATCH_MESSAGES_MAX or batch.bytes >= BATCH_BYTES_MAX:
-            del self._open[key]
-            self._waiting.append(batch)
+            self._seal_open(topic)
         if not self._flush_is_due:
             self._flush_soon()
         return future
@@ -225,7 +225,7 @@ class Producer:
             topic, durability, deadline, size=len(bodies), encoded=encoded, future=future,
             bytes_=sum(map(len, bodies)) + len(bodies) * MESSAGE_COST_BYTES,
         )  # fmt: skip
-        self._seal_open(topic, durability)
+        self._seal_open(topic)
         self._waiting.append(batch)
         self.waiting_bytes += batch.bytes
         self._flush_soon()
@@ -399,8 +399,8 @@ class Producer:
             else:
                 self._fail(sent, NotConnected(f"a publish to {topic!r} found no broker in time"))
         self._waiting = deque([one for one in self._waiting if not self._expire(one, now)])
-        for key in [key for key, one in self._open.items() if self._expire(one, now)]:
-            del self._open[key]
+        for topic in [topic for topic, one in self._open.items() if self._expire(one, now)]:
+            del self._open[topic]
         self._again()
         if not self.is_idle:
             # Also for a link that took nothing for a while, and does again.
@@ -431,9 +431,9 @@ class Producer:
         check_topic_name(topic)
         return OpenBatch(topic, durability, self._loop.time() + self._timeout_s)
 
-    def _seal_open(self, topic: str, durability: int) -> None:
+    def _seal_open(self, topic: str) -> None:
         """Keep the order: what was published before goes before."""
-        batch = self._open.pop((topic, durability), None)
+        batch = self._open.pop(topic, None)
         if batch is not None:
             self._waiting.append(batch)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 DURABILITIES = ("memory", "interval", "disk", "quorum")
 
 
@@ -25,16 +27,11 @@ class Receipt(NamedTuple):
         return f"{self.topic}/{self.offset}"
 
 
-class BatchReceipt(NamedTuple):
-    """Where the messages of one batch are: `first_offset` and the ones after it."""
+class BatchReceipt(msgspec.Struct, frozen=True):
+    """Where the messages of one batch are: `first_offset` and the `count - 1` after it."""
 
     topic: str
     first_offset: int
-    size: int
+    count: int
     event_id: int
     durability: str
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        """Return how many messages the batch has."""
-        return self.size

@@ -13,7 +13,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -149,11 +157,11 @@ class SyncClient:
     def publish_many(
         self,
         topic: str,
-        bodies: Sequence[object],
+        bodies: Iterable[object],
         *,
         keys: Sequence[str | None] | None = None,
         headers: Sequence[Mapping[str, str | bytes] | None] | None = None,
-        tags: Sequence[str | None] | None = None,
+        tags: Sequence[Tags] | None = None,
         trace_ids: Sequence[str | None] | None = None,
         priorities: Sequence[int | None] | None = None,
         tenants: Sequence[str | None] | None = None,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from onward.durations import parse_duration_ms
+from onward.durations import parse_duration_ms, parse_instant_ms
 from onward.errors import InvalidRequest
 from onward.protocol.payloads import Start
 
@@ -42,6 +42,10 @@ def duration_ms(value: Duration) -> int:
     """
     if isinstance(value, timedelta):
         return round(value.total_seconds() * 1000)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidRequest(
+            f"a duration is text such as '500ms', a timedelta or whole milliseconds, not {value!r}"
+        )
     return parse_duration_ms(value)
 
 
@@ -67,17 +71,23 @@ def read_start(
     100000
     >>> read_start(7, None, now_ms=0).offset
     7
+    >>> read_start("1970-01-01T00:01:00Z", None, now_ms=0).time_ms
+    60000
     """
     if after_event_id is not None:
+        if start != "earliest":
+            raise InvalidRequest("a read begins at 'start' or after 'after_event_id', not both")
         return Start(event_id=after_event_id)
-    if isinstance(start, bool):
-        raise InvalidRequest("a start is 'earliest', 'latest', an offset, a time or a duration ago")
+    if isinstance(start, bool) or not isinstance(start, str | int | datetime | timedelta):
+        raise InvalidRequest(
+            "a start is 'earliest', 'latest', an offset, a time, or how long ago ('10m')"
+        )
     if isinstance(start, int):
         if start < 0:
             raise InvalidRequest(f"offset {start} is negative")
         return Start(offset=start)
     if isinstance(start, datetime):
         return Start(time_ms=instant_ms(start))
-    if isinstance(start, str) and start in ("earliest", "latest"):
-        return start
-    return Start(time_ms=now_ms - duration_ms(start))
+    if isinstance(start, timedelta):
+        return Start(time_ms=now_ms - duration_ms(start))
+    return start if start in ("earliest", "latest") else Start(time_ms=parse_instant_ms(start, now_ms=now_ms))

@@ -32,7 +32,7 @@ class File(Protocol):
     """One open file, read and written at positions."""
 
     def read(self, position: int, length: int) -> bytes: ...
-    def read_now(self, position: int, length: int) -> bytes | None: ...
+    def read_now(self, position: int, length: int) -> bytes | bytearray | None: ...
     def write(self, position: int, buffers: Sequence[Buffer]) -> int: ...
     def sync(self) -> None: ...
     def size(self) -> int: ...
@@ -152,7 +152,7 @@ class OsFile:
             return data
         return data + self.read(position + len(data), length - len(data))
 
-    def read_now(self, position: int, length: int) -> bytes | None:
+    def read_now(self, position: int, length: int) -> bytes | bytearray | None:
         """Return the bytes if that takes no waiting for the disk, else None."""
         buffer = bytearray(length)
         try:
@@ -163,7 +163,7 @@ class OsFile:
             if error.errno == errno.EOPNOTSUPP:
                 return self.read(position, length)
             raise
-        return bytes(buffer) if got == length else None
+        return buffer if got == length else None
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> int:
         """Write the buffers one after another from `position`; return how many bytes were."""

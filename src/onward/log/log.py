@@ -123,6 +123,7 @@ class Log:
 
     def stage_roll(self) -> Write:
         """Stage the beginning of a new segment, without entries."""
+        assert self.tail.bytes, "two segments would have one name"
         segment = Segment(self.disk, self.folder, first_index=self.next_index)
         return Write(segment, 0, [], [], 0, rolled=True)
 
@@ -360,7 +361,7 @@ def _span(segment: Segment, rows: TopicRows, number: int, bytes_max: int) -> Spa
     return Span(segment, first.position, end - first.position, chosen)
 
 
-def _verified(span: Span, buffer: bytes) -> Buffer:
+def _verified(span: Span, buffer: bytes | bytearray) -> Buffer:
     """Return just the entries of the topic, each with its checksum verified."""
     wanted = 0
     for row in span.rows:
@@ -375,7 +376,7 @@ def _verified(span: Span, buffer: bytes) -> Buffer:
     )
 
 
-def _entry(span: Span, row: Row, buffer: bytes) -> Entry:
+def _entry(span: Span, row: Row, buffer: bytes | bytearray) -> Entry:
     entry = read_entry(buffer, row.position - span.position, position=span.position)
     if entry is None or entry.topic != row.topic or entry.kind != Kind.MESSAGES:
         index = span.segment.first_index + row.index_delta

@@ -16,6 +16,7 @@ Sealed segments below the checkpoint are not scanned: their entries are verified
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -75,6 +76,8 @@ class _Opening:
         self.log = Log(disk, folder, limits)
         self.cut_bytes = 0
         self.scanned_bytes = 0
+        self._unproven: deque[Entry] = deque()
+        """The entries of the tail that no later one proves to have been durable."""
 
     def run(self, load: Callable[[bytes], Apply], unlock: Unlock) -> Opened:
         self._remove_leftovers()
@@ -86,8 +89,7 @@ class _Opening:
         self.log.segments = segments
         start = self._open_below(segments, checkpoint)
         self._scan(segments[start:], apply)
-        # What a killed broker wrote may still be in the page cache only.
-        self.log.tail.sync()
+        self._make_durable(self.log.tail)
         self.log.synced_index = self.log.next_index - 1
         return Opened(
             self.log, unlock, checkpoint.state if checkpoint else b"",
@@ -232,9 +234,13 @@ class _Opening:
 
     def _fold(self, segment: Segment, apply: Apply) -> None:
         begin = segment.bytes
+        self._unproven.clear()
         for entry, body in scan(segment, begin):
             if entry.index != segment.next_index or entry.previous_crc != self.log.last_crc:
                 break
+            self._unproven.append(entry)
+            while self._unproven[0].index <= entry.synced_index:
+                self._unproven.popleft()
             self.log.last_crc = _take(segment, entry, body)
             self.log.term = entry.term
             apply(entry, body)
@@ -264,6 +270,18 @@ class _Opening:
         segment.cut(segment.bytes)
         segment.sync()
         self.cut_bytes += rest_bytes
+
+    def _make_durable(self, tail: Segment) -> None:
+        """Write the unproven end again, and sync.
+
+        What a killed broker wrote may be in the page cache only. If a sync of it had failed, the
+        kernel takes the pages for stored though they are not: a sync alone would prove nothing.
+        """
+        if self._unproven:
+            for start in range(self._unproven[0].position, tail.bytes, SCAN_BYTES):
+                length = min(SCAN_BYTES, tail.bytes - start)
+                write_all(tail.file, start, tail.file.read(start, length))
+        tail.sync()
 
     def _corruption(self, segment: Segment, position: int) -> Corruption:
         return Corruption(

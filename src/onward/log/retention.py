@@ -36,8 +36,9 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    segments: Sequence[Segment], *, is_dead: IsDead, bytes_max: int, total_bytes: int
-) -> Verdict:
+    segments: Sequence[Segment], *, is_dead: IsDead, bytes_max: int, total_bytes: int,
+    rewrite_bytes_min: int = REWRITE_BYTES_MIN,
+) -> Verdict:  # fmt: skip
     """Say which of the sealed `segments`, oldest first, to drop and which to write again."""
     drop: list[Segment] = []
     for segment in segments:
@@ -46,13 +47,16 @@ def judge(
             break
         drop.append(segment)
         total_bytes -= segment.bytes
-    rewrite = [s for s in segments[len(drop) :] if _is_mostly_dead(s, is_dead)]
+    rewrite = [
+        segment
+        for segment in segments[len(drop) :]
+        if _dead_bytes(segment, is_dead) >= max(rewrite_bytes_min, segment.bytes // 2)
+    ]
     return Verdict(drop, rewrite)
 
 
-def _is_mostly_dead(segment: Segment, is_dead: IsDead) -> bool:
-    dead_bytes = sum(s.bytes for s in segment.summaries() if s.topic and is_dead(s))
-    return dead_bytes >= REWRITE_BYTES_MIN and dead_bytes * 2 >= segment.bytes
+def _dead_bytes(segment: Segment, is_dead: IsDead) -> int:
+    return sum(s.bytes for s in segment.summaries() if s.topic and is_dead(s))
 
 
 def rewrite(log: Log, segment: Segment, *, is_dead: IsDead) -> Segment:

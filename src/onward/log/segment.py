@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 
 from onward.log.disk import Buffer, Disk, File
-from onward.message.entry import Entry
+from onward.message.entry import HEADER_BYTES, Entry, read_header
 from onward.log.index import NewRows, Rows, RowsFile, TopicRows, TopicSummary
 
 
@@ -44,6 +44,7 @@ class Segment:
         self._disk = disk
         self._file: File | None = None
         self._reserved_bytes = 0
+        self._first_time_ms = 0
         self._sync_lock = threading.Lock()
         self._has_failed = False
 
@@ -109,6 +110,13 @@ class Segment:
         self.bytes = entry.end
         self.next_index = entry.index + 1
         self.last_time_ms = entry.time_ms
+
+    def first_time_ms(self) -> int:
+        """Return when its first entry was written; of an empty one, when the last one was."""
+        if not self._first_time_ms and self.bytes:
+            header = read_header(self.file.read(0, HEADER_BYTES), 0, position=0)
+            self._first_time_ms = self.last_time_ms if header is None else header.time_ms
+        return self._first_time_ms or self.last_time_ms
 
     def sources(self) -> list[Rows]:
         """Return all that knows rows of this segment, oldest first."""

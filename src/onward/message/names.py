@@ -24,6 +24,8 @@ def check_topic_name(name: str, *, system: bool = False) -> str:
     >>> check_topic_name("@schedule", system=True)
     '@schedule'
     """
+    if not isinstance(name, str):
+        raise InvalidName(f"a topic name is text, not {type(name).__name__}")
     if name.startswith("@"):
         if not system:
             raise InvalidName(

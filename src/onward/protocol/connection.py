@@ -234,7 +234,7 @@ class ClientConnection(Connection):
             return
         self.welcome = decode_welcome(payload)
         _check_version(self.welcome.version)
-        self.receiver.frame_bytes_max = self._frame_bytes_max
+        self.receiver.frame_bytes_max = max(self._frame_bytes_max, self.welcome.frame_bytes_max)
         self.state = State.OPEN
 
 

@@ -38,7 +38,8 @@ _unpack_publish = Struct("<BBH").unpack_from
 _new_tuple = tuple.__new__
 _PUBLISH_FRAME: Final = Struct("<IBBHIBBH")
 _PUBLISHED: Final = Struct("<QQB")
-_PUBLISHED_FRAME: Final = Struct("<IBBHIQQB")
+RECEIPT: Final = Struct("<IBBHIQQB")
+"""A whole PUBLISHED frame: header, base offset, event id, durability."""
 _CREDIT: Final = Struct("<I")
 _CREDIT_FRAME: Final = Struct("<IBBHII")
 _REPEAT: Final = 0x80
@@ -184,7 +185,7 @@ def published_frame(
     """
     if repeat:
         durability |= _REPEAT
-    return _PUBLISHED_FRAME.pack(25, 74, 0, 0, request_id, base_offset, event_id, durability)
+    return RECEIPT.pack(25, 74, 0, 0, request_id, base_offset, event_id, durability)
 
 
 def decode_published(payload: Bytes) -> Published:

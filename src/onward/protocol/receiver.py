@@ -9,9 +9,9 @@ to receive (`buffer`), receives, and says how much came (`received`), with nothi
     large and cut off at the end       received straight into a bytearray of its own, no more copies
 
 A connection without a partial frame holds no buffer at all. A length is checked against the limit
-before anything is allocated; a large frame gets 256 KiB and grows only as its bytes really arrive,
-so who announces 17 MiB and sends nothing costs nothing. After a `ProtocolError` the stream has no
-meaning any more: close it. Frames before the fault in the same read are not delivered.
+before anything is allocated; a large frame gets twice what has arrived, and grows only as its bytes
+really come, so who announces 17 MiB and sends nothing costs little. After a `ProtocolError` the
+stream has no meaning any more: close it. What came before the fault in one read is not delivered.
 """
 
 from struct import Struct
@@ -24,7 +24,7 @@ Frame = tuple[int, int, bytes | bytearray]
 
 SHARED_BYTES: Final = 256 * 1024
 
-_OWN_BYTES_FIRST: Final = 256 * 1024
+_OWN_BYTES_FIRST: Final = 24 * 1024
 # kind, flags and the zero field are read as one number: it is the kind when both others are 0.
 _HEADER: Final = Struct("<III")
 _unpack_header = _HEADER.unpack_from
@@ -115,7 +115,7 @@ class Receiver:
         return frames
 
     def _begin_own(self, begun: memoryview, size: int, kind: int, request_id: int) -> None:
-        own = bytearray(min(size, max(_OWN_BYTES_FIRST, len(begun))))
+        own = bytearray(min(size, max(_OWN_BYTES_FIRST, 2 * len(begun))))
         own[: len(begun)] = begun
         self._own, self._filled, self._tail = own, len(begun), b""
         self._size, self._kind, self._request_id = size, kind, request_id

@@ -23,7 +23,7 @@ from typing import Literal
 
 from onward.broker.broker import Broker
 from onward.errors import Corruption, OnwardError
-from onward.log.log import Log
+from onward.log.log import DiskFailed, Log
 from onward.settings import Settings
 from onward.testing.commit import SimulatedCommit
 from onward.testing.disk import FaultyDisk
@@ -110,7 +110,7 @@ class SimulatedNode:
         self._network.refuse(NAME)
         try:
             await broker.stop()
-        except OSError as error:
+        except (OSError, DiskFailed, OnwardError) as error:
             self._trace(f"stopping did not work: {error}")
         if self.broker is broker:
             self.counts["stop"] += 1

@@ -4,6 +4,7 @@ import pytest
 
 from onward.bench import BENCHES, peers
 from onward.bench.peers import PeerMissing, program, program_version, started
+from onward.errors import Unavailable
 
 
 def test_every_benchmark_has_a_module_that_runs_it():
@@ -23,6 +24,18 @@ def test_a_missing_server_leaves_no_folder_behind(tmp_path: Path, monkeypatch: p
     with pytest.raises(PeerMissing), started("gone", folder=tmp_path):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_dies_is_quoted_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dying = ["sh", "-c", "echo first; echo out of luck; exit 3"]
+    monkeypatch.setitem(peers.COMMANDS, "dying", lambda *_: (dying, ""))
+    with (
+        pytest.raises(Unavailable, match="ended with 3, and said last: out of luck"),
+        started("dying", folder=tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.e2e

@@ -1,0 +1,49 @@
+"""Brokers that are wrong on purpose: the checker must notice each of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from onward.broker.broker import Broker
+from onward.broker.session import Session
+from onward.errors import Overloaded
+from onward.log import log
+from onward.log.log import Write
+from onward.message.entry import Entry, read_header
+from onward.testing.commit import SimulatedCommit
+
+
+class AckBeforeSync(SimulatedCommit):
+    """Says that it is on the disk when it is only written."""
+
+    def sync(self, write: Write) -> None:
+        pass
+
+
+def forget_repeats(broker: Broker) -> None:
+    """Stores a batch as often as it comes."""
+    broker.producers.find = lambda producer_id, sequence: None
+
+
+def forget_order(broker: Broker) -> None:
+    """Takes what comes after something that it refused for now."""
+    publishing = broker.publishing
+
+    def refuse_alone(session: Session, sequence: int) -> None:
+        if publishing.inflight_bytes > publishing._inflight_bytes_max:
+            raise Overloaded("too many bytes are under way", retry_after_ms=100)
+
+    publishing._check_load = refuse_alone
+
+
+@contextmanager
+def without_checksums() -> Iterator[None]:
+    """Serves what the disk gives, whatever it is."""
+
+    def believe(buffer: bytes, start: int, *, position: int) -> Entry | None:
+        return read_header(buffer, start, position=position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "read_entry", believe)
+        yield

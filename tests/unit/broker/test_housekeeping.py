@@ -1,0 +1,329 @@
+"""Housekeeping: in time, one file at a time, and never at the cost of a message."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from onward.broker import housekeeping
+from onward.broker.broker import Broker
+from onward.protocol.payloads import Durability, Published
+from onward.settings import LogSettings, Settings
+from onward.testing.clock import ManualClock
+from onward.testing.disk import FaultyDisk
+
+from .speaking import Speaker, open_broker, settings_with, turns
+
+
+async def crashed(disk: FaultyDisk, broker: Broker, **options: Any) -> Broker:
+    """Cut the power, and start again."""
+    broker.fail(RuntimeError("the power was cut"))
+    disk.crash(unsynced="lost")
+    return await open_broker(disk, **options)
+
+
+async def keep_house(broker: Broker, rounds: int = 3) -> None:
+    for _ in range(rounds):
+        broker.housekeeping.retain_soon()
+        await broker.housekeeping.tick()
+        await broker.housekeeping.tidy()
+        await turns()
+
+
+def names(disk: FaultyDisk, part: str) -> list[str]:
+    return [name for name in disk.list_folder("log") if part in name]
+
+
+async def test_a_topic_ends_when_its_lifetime_is_over_also_after_a_restart() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    broker = await open_broker(disk, clock=clock)
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="short", lifetime_ms=10_000)
+    await speaker.request("topic.create", topic="long", lifetime_ms=60_000)
+    reading = speaker.say_read("short", follow=True)
+    clock.advance(10_000)
+    await broker.housekeeping.tick()
+    await turns()
+    assert speaker.end(reading) == "topic_ended"
+    assert list(broker.catalogue.by_name) == ["long"]
+    broker = await crashed(disk, broker, clock=clock)
+    assert list(broker.catalogue.by_name) == ["long"]
+    clock.advance(50_000)
+    await broker.housekeeping.tick()
+    await turns()
+    assert len(broker.catalogue) == 0
+    assert [(e.name, e.reason) for e in broker.catalogue.ended] == [
+        ("short", "expired"), ("long", "expired"),
+    ]  # fmt: skip
+    await broker.stop()
+
+
+async def test_an_end_that_a_full_disk_refused_is_tried_again() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    broker = await open_broker(disk, clock=clock)
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="short", lifetime_ms=10_000)
+    while broker.log.tail.bytes % 4_096 < 4_000:
+        await speaker.publish("other", [b"x"])
+    capacity = disk.capacity_bytes
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("log")
+    clock.advance(10_000)
+    await broker.housekeeping.tick()
+    await turns()
+    assert "short" in broker.catalogue.by_name
+    assert not broker.catalogue.by_name["short"].ending
+    disk.capacity_bytes = capacity
+    await broker.housekeeping.tick()
+    await turns()
+    assert "short" not in broker.catalogue.by_name
+    await broker.stop()
+
+
+async def test_interval_durability_is_on_the_disk_within_its_interval() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    broker = await open_broker(disk, clock=clock)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders", [b"first"])
+    await broker.housekeeping.tick()
+    await speaker.publish("orders", [b"second"], durability=Durability.INTERVAL)
+    clock.advance(1_000)
+    await broker.housekeeping.tick()
+    assert broker.log.synced_index == 3
+    broker = await crashed(disk, broker)
+    assert broker.catalogue.find("orders").next_offset == 2
+    await broker.stop()
+
+
+async def test_a_full_segment_is_sealed_and_a_checkpoint_follows() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk)
+    speaker = await Speaker.to(broker)
+    for _ in range(20):
+        await speaker.publish("orders", [bytes(10_000)])
+    await broker.housekeeping.tidy()
+    assert len(names(disk, ".idx")) == len(broker.log.segments) - 1 + len(names(disk, ".run-"))
+    broker = await crashed(disk, broker)
+    assert broker.catalogue.find("orders").next_offset == 20
+    assert all(segment.sealed for segment in broker.log.segments[:-1])
+    speaker = await Speaker.to(broker)
+    assert len(await speaker.read("orders")) == 20
+    await broker.stop()
+
+
+async def test_a_start_after_a_checkpoint_folds_to_the_state_of_a_running_broker() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk, settings=settings_with(log={"checkpoint_rows": 5}))
+    speaker = await Speaker.to(broker)
+    for number in range(60):
+        name = f"topic-{number % 7}"
+        await speaker.publish(name, [bytes(3_000)], producer_id=1 + number % 3, sequence=number)
+        if number % 10 == 9:
+            await speaker.request("topic.delete", topic=name)
+        if number % 4 == 0:
+            await broker.housekeeping.tidy()
+    saved = broker.save()
+    again = await crashed(disk, broker)
+    assert again.save() == saved
+    assert again.log.next_index == broker.log.next_index
+    await again.stop()
+
+
+async def test_messages_older_than_their_retention_go_and_newer_ones_stay() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    settings = settings_with(log={"retention_ms": 60_000})
+    broker = await open_broker(disk, clock=clock, settings=settings)
+    speaker = await Speaker.to(broker)
+    for _ in range(15):
+        await speaker.publish("orders", [bytes(10_000)])
+    clock.advance(60_001)
+    await speaker.publish("orders", [b"new"])
+    await keep_house(broker)
+    topic = broker.catalogue.find("orders")
+    assert 0 < topic.first_offset <= 15
+    assert len(broker.log.segments) <= 2
+    speaker = await Speaker.to(broker)
+    assert (await speaker.read("orders"))[-1] == b"new"
+    broker = await crashed(disk, broker, clock=clock, settings=settings)
+    assert broker.catalogue.find("orders").next_offset == 16
+    assert broker.catalogue.find("orders").first_offset == topic.first_offset
+    await broker.stop()
+
+
+async def test_nothing_goes_that_one_topic_still_wants() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    broker = await open_broker(disk, clock=clock, settings=settings_with(log={"retention_ms": 0}))
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="short", retention_ms=1_000)
+    for _ in range(10):
+        await speaker.publish("short", [bytes(10_000)])
+        await speaker.publish("kept", [b"kept"])
+    clock.advance(10_000)
+    await speaker.publish("kept", [b"kept"])
+    await keep_house(broker)
+    assert await speaker.read("kept") == [b"kept"] * 11
+    assert broker.catalogue.find("kept").first_offset == 0
+    assert broker.catalogue.find("short").first_offset > 0
+    await broker.stop()
+
+
+@pytest.mark.parametrize("limit", [1, 50_000, 100_000])
+async def test_retention_by_bytes_always_leaves_as_much_as_the_topic_asks_for(limit: int) -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="orders", retention_bytes=limit)
+    for _ in range(25):
+        await speaker.publish("orders", [bytes(10_000)])
+    await keep_house(broker)
+    topic = broker.catalogue.find("orders")
+    left = await speaker.read("orders", topic.first_offset)
+    assert topic.first_offset > 0
+    assert sum(map(len, left)) >= limit
+    await broker.stop()
+
+
+async def test_a_log_that_is_too_big_gives_its_oldest_messages_up() -> None:
+    disk = FaultyDisk(Random(1))
+    settings = settings_with(log={"retention_bytes": 150_000})
+    broker = await open_broker(disk, settings=settings)
+    speaker = await Speaker.to(broker)
+    for _ in range(40):
+        await speaker.publish("orders", [bytes(10_000)])
+    await keep_house(broker)
+    assert broker.log.bytes <= 150_000
+    first = broker.catalogue.find("orders").first_offset
+    assert len(await speaker.read("orders")) == 40 - first
+    again = await crashed(disk, broker, settings=settings)
+    assert again.catalogue.find("orders").first_offset == first
+    await again.stop()
+
+
+async def test_the_space_of_an_ended_topic_comes_back() -> None:
+    disk = FaultyDisk(Random(1))
+    settings = settings_with(log={"segment_bytes_max": 4 << 20})
+    broker = await open_broker(disk, settings=settings)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("kept", [b"first"])
+    for _ in range(10):
+        await speaker.publish("big", [bytes(500_000)])
+    await speaker.publish("kept", [b"last"])
+    before = broker.log.bytes
+    await speaker.request("topic.delete", topic="big")
+    await keep_house(broker, 4)
+    assert broker.log.bytes < before // 10
+    assert await speaker.read("kept") == [b"first", b"last"]
+    saved = broker.save()
+    again = await crashed(disk, broker, settings=settings)
+    assert again.save() == saved
+    speaker = await Speaker.to(again)
+    assert await speaker.read("kept") == [b"first", b"last"]
+    await again.stop()
+
+
+async def test_a_nearly_full_disk_refuses_publishes_and_takes_them_again_by_itself() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    settings = settings_with(log={"disk_reserve_bytes": 1 << 20})
+    broker = await open_broker(disk, clock=clock, settings=settings)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders")
+    capacity = disk.capacity_bytes
+    disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes("log") + 1_000
+    clock.advance(1_000)
+    await broker.housekeeping.tick()
+    assert await speaker.publish("orders") == "disk_full"
+    assert len(await speaker.read("orders")) == 1
+    disk.capacity_bytes = capacity
+    clock.advance(1_000)
+    await broker.housekeeping.tick()
+    assert isinstance(await speaker.publish("orders"), Published)
+    await broker.stop()
+
+
+async def test_a_checkpoint_that_a_full_disk_refused_loses_nothing() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders", [b"a"])
+    disk.fail("write", error=28)
+    with pytest.raises(OSError):
+        await broker.housekeeping.checkpoint()
+    await speaker.publish("orders", [b"b"])
+    assert await speaker.read("orders") == [b"a", b"b"]
+    await broker.housekeeping.checkpoint()
+    broker = await crashed(disk, broker)
+    speaker = await Speaker.to(broker)
+    assert await speaker.read("orders") == [b"a", b"b"]
+    await broker.stop()
+
+
+async def test_a_sync_that_fails_beside_a_commit_is_fatal() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    failures: list[Exception] = []
+    broker = await open_broker(disk, clock=clock, on_failure=failures.append)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders", durability=Durability.MEMORY)
+    await speaker.publish("orders", durability=Durability.MEMORY)
+    disk.fail("sync")
+    clock.advance(2_000)
+    async with asyncio.timeout(5):
+        while not failures:
+            await asyncio.sleep(0.01)
+    assert speaker.is_lost
+    await broker.stop()
+
+
+async def test_no_checkpoint_vouches_for_pages_that_a_failed_sync_lost() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk)
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders")
+    await speaker.publish("orders", durability=Durability.MEMORY)
+    disk.fail("sync")
+    speaker.say_publish("orders")
+    await turns()
+    assert broker.failure is not None
+    with pytest.raises(Exception, match="earlier sync"):
+        await broker.housekeeping.checkpoint()
+    again = await crashed(disk, broker)
+    assert again.catalogue.find("orders").next_offset == 1
+    await again.stop()
+
+
+async def test_a_stop_waits_for_the_work_under_way_and_writes_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "TICK_S", 0.001)
+    log = LogSettings(
+        folder=str(tmp_path), preallocate_bytes=0, disk_reserve_bytes=0, checkpoint_rows=1
+    )
+    broker = await Broker.open(Settings(log=log))
+    gate, begun = threading.Event(), 0
+    in_thread = broker.in_thread
+
+    async def gated(work: Callable[[], object]) -> object:
+        nonlocal begun
+        begun += 1
+
+        def pass_gate() -> object:
+            gate.wait(5)
+            return work()
+
+        return await in_thread(pass_gate)
+
+    broker.housekeeping._in_thread = gated
+    speaker = await Speaker.to(broker)
+    speaker.say_publish("orders")
+    async with asyncio.timeout(5):
+        while not begun:
+            await asyncio.sleep(0.001)
+    stopping = asyncio.ensure_future(broker.stop())
+    await asyncio.sleep(0.02)
+    assert (begun, stopping.done()) == (1, False)
+    gate.set()
+    await stopping
+    again = await Broker.open(Settings(log=log))
+    assert again.catalogue.find("orders").next_offset == 1
+    await again.stop()

@@ -1,0 +1,147 @@
+"""Sessions: who may speak, for how long, and what their mistakes cost."""
+
+from onward.protocol.frames import Kind, frame
+from onward.protocol.payloads import decode_error, decode_goodbye
+from onward.settings import AuthSettings, Token
+from onward.testing.clock import ManualClock
+
+from .speaking import Speaker, open_broker, settings_with, turns
+
+
+async def test_a_welcome_tells_the_limits() -> None:
+    broker = await open_broker(settings=settings_with(topics={"batch_bytes_max": 5 << 20}))
+    speaker = await Speaker.to(broker)
+    welcome = speaker.connection.welcome
+    assert welcome is not None
+    assert welcome.batch_bytes_max == 5 << 20
+    assert welcome.frame_bytes_max == broker.frame_bytes_max
+    assert welcome.publishes_max == broker.publishes_max
+    await broker.stop()
+
+
+async def test_only_who_knows_a_token_is_let_in() -> None:
+    auth = AuthSettings(tokens=(Token("ann", "secret"), Token("bob", "hidden")))
+    broker = await open_broker(settings=settings_with(auth=auth))
+    good = await Speaker.to(broker, token="hidden")
+    assert [session.principal for session in broker.sessions] == ["bob"]
+    for token in (None, "", "guess"):
+        bad = await Speaker.to(broker, token=token)
+        kind, _, payload = bad.frames[-1]
+        assert kind == Kind.ERROR
+        assert decode_error(payload).code == "unauthenticated"
+        assert bad.is_lost
+    assert not good.is_lost
+    await broker.stop()
+
+
+async def test_a_connection_too_many_is_told_so_and_closed() -> None:
+    broker = await open_broker(settings=settings_with(server={"connections_max": 1}))
+    first, second = await Speaker.to(broker), await Speaker.to(broker)
+    assert not first.is_lost
+    assert second.is_lost
+    kind, _, payload = second.frames[0]
+    assert kind == Kind.GOODBYE
+    assert decode_goodbye(payload).code == "overloaded"
+    assert len(broker.sessions) == 1
+    await broker.stop()
+
+
+async def test_a_ping_is_answered() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    speaker.say(Kind.PING, 5)
+    await turns()
+    assert [kind for kind, _ in speaker.of(5)] == [Kind.PONG]
+    await broker.stop()
+
+
+async def test_after_bye_the_connection_is_closed() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    speaker.transport.write(speaker.connection.bye())
+    await turns()
+    assert speaker.is_lost
+    assert broker.sessions == {}
+    await broker.stop()
+
+
+async def test_garbage_ends_its_own_connection_with_a_reason() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker, greet=False)
+    speaker.transport.write(b"GET / HTTP/1.1\r\n\r\n" + bytes(50))
+    await turns()
+    assert speaker.is_lost
+    assert broker.sessions == {}
+    await broker.stop()
+
+
+async def test_a_frame_cut_off_in_the_middle_costs_only_its_connection() -> None:
+    broker = await open_broker()
+    speaker, other = await Speaker.to(broker), await Speaker.to(broker)
+    whole = frame(Kind.REQUEST, 1, b'{"op":"status"}')
+    speaker.transport.write(whole[:-3])
+    await turns()
+    speaker.transport.abort()
+    await turns()
+    assert isinstance(await other.request("status"), dict)
+    await broker.stop()
+
+
+async def test_who_never_says_hello_is_dropped() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    speaker = await Speaker.to(broker, greet=False)
+    clock.advance(4_999)
+    await broker.housekeeping.tick()
+    await turns()
+    assert not speaker.is_lost
+    clock.advance(2)
+    await broker.housekeeping.tick()
+    await turns()
+    assert speaker.is_lost
+    await broker.stop()
+
+
+async def test_who_is_silent_for_long_is_dropped_and_who_pings_is_not() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    silent, alive = await Speaker.to(broker), await Speaker.to(broker)
+    for _ in range(5):
+        clock.advance(5_000)
+        await broker.housekeeping.tick()
+        alive.say(Kind.PING)
+        await turns()
+    assert silent.is_lost
+    assert not alive.is_lost
+    await broker.stop()
+
+
+async def test_a_frame_must_come_to_its_end_in_time() -> None:
+    clock = ManualClock()
+    settings = settings_with(server={"frame_ms": 1_000})
+    broker = await open_broker(clock=clock, settings=settings)
+    speaker = await Speaker.to(broker)
+    speaker.transport.write(frame(Kind.REQUEST, 1, b'{"op":"status"}')[:-3])
+    await turns()
+    clock.advance(1_001)
+    await broker.housekeeping.tick()
+    await turns()
+    assert speaker.is_lost
+    await broker.stop()
+
+
+async def test_work_that_takes_long_drops_nobody() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    speaker = await Speaker.to(broker)
+    # A rewrite takes a minute; meanwhile the clock that sessions see goes on.
+    for _ in range(60):
+        clock.advance(1_000)
+        await broker.housekeeping.tick()
+        speaker.say(Kind.PING)
+        await turns()
+    await broker.housekeeping.tidy()
+    await broker.housekeeping.tick()
+    await turns()
+    assert not speaker.is_lost
+    await broker.stop()

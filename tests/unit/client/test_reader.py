@@ -1,0 +1,175 @@
+"""The reader: each message once, in order, whatever happens to the connection."""
+
+import asyncio
+
+import pytest
+
+from onward.client.client import Client
+from onward.errors import (
+    Conflict,
+    InvalidRequest,
+    NotConnected,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+from onward.protocol.payloads import Start
+
+from .calling import calling, turns
+
+
+async def collect(client: Client, count: int, **options: object) -> list[int]:
+    found: list[int] = []
+    async with asyncio.timeout(5):
+        async for message in client.read("orders", follow=True, **options):  # type: ignore[arg-type]
+            found.append(message.offset)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_message_knows_where_it_came_from() -> None:
+    async with calling() as (client, _, _):
+        receipt = await client.publish("orders", {"id": 7}, key="k")
+        (message,) = [message async for message in client.read("orders")]
+        assert (message.topic, message.offset, message.event_id) == ("orders", 0, receipt.event_id)
+        assert (message.id, message.json()) == (receipt.id, {"id": 7})
+        assert message.published_at_ms > 0
+
+
+async def test_a_read_from_inside_a_batch_begins_at_its_offset() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("orders", [b"%d" % number for number in range(10)])
+        for offset in range(11):
+            found = [message.offset async for message in client.read("orders", start=offset)]
+            assert found == list(range(offset, 10))
+
+
+async def test_batches_are_as_they_were_published() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("orders", [b"a", b"b"])
+        await client.publish_many("orders", [b"c"])
+        batches = [batch async for batch in client.read("orders", start=1).batches()]
+        assert [(batch.first_offset, batch.count) for batch in batches] == [(1, 1), (2, 1)]
+        assert [batch.bodies for batch in batches] == [[b"b"], [b"c"]]
+        assert [message.body for message in batches[0].messages()] == [b"b"]
+        assert batches[0].columns.bodies == [b"a", b"b"]
+
+
+async def test_a_follower_goes_on_where_it_was_when_the_connection_was_lost() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("orders", b"first")
+        reading = asyncio.ensure_future(collect(client, 20))
+        for _ in range(19):
+            await asyncio.sleep(0.001)
+            cable.cut()
+            await client.publish("orders", b"next")
+        assert await reading == list(range(20))
+
+
+async def test_a_follower_from_latest_misses_nothing_when_the_connection_is_lost_at_once() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("orders", b"before")
+        reading = asyncio.ensure_future(collect(client, 2, start="latest"))
+        await turns()
+        other = Client(
+            [], token=None, name="other", timeout_s=5, durability=255, dials=[cable.dial]
+        )
+        cable.pull()
+        await turns()
+        cable.plug()
+        await other.open()
+        await other.publish("orders", b"meanwhile")
+        await other.publish("orders", b"meanwhile")
+        assert await reading == [1, 2]
+        await other.close()
+
+
+async def test_a_read_ends_at_the_end_and_a_following_one_when_the_topic_ends() -> None:
+    async with calling() as (client, _, _):
+        await client.publish("orders", b"a")
+        assert len([message async for message in client.read("orders")]) == 1
+        reading = asyncio.ensure_future(collect(client, 5))
+        await turns()
+        await client.delete_topic("orders")
+        with pytest.raises(Conflict, match="was deleted"):
+            await reading
+
+
+async def test_a_reader_that_stops_early_leaves_nothing_open() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish_many("orders", [b"a", b"b"])
+        assert await collect(client, 1) == [0]
+        await turns()
+        topic = cable.broker.catalogue.find("orders")
+        assert cable.broker.delivering.readers_of(topic) == 0
+        assert len(cable.broker.delivering._open) <= 1
+
+
+async def test_more_than_the_credit_arrives_bit_by_bit() -> None:
+    async with calling() as (client, cable, _):
+        for _ in range(30):
+            await client.publish("orders", bytes(500_000))
+        reader = client.read("orders").batches()
+        first = await anext(reader)
+        await turns(200)
+        assert first.count == 1
+        assert cable.broker.delivering.delivered_bytes < 8_000_000
+        rest = [batch.count async for batch in reader]
+        assert sum(rest) == 29
+
+
+async def test_a_message_is_got_by_its_offset() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("orders", [b"a", b"b", b"c"])
+        assert [(await client.get("orders", n)).body for n in range(3)] == [b"a", b"b", b"c"]
+        for offset in (3, 4, 10**9):
+            with pytest.raises(OffsetOutOfRange):
+                await client.get("orders", offset)
+        with pytest.raises(UnknownTopic):
+            await client.get("bills", 0)
+
+
+async def test_a_deadline_that_passes_is_an_error_of_ours() -> None:
+    async with calling(timeout_s=0.2) as (client, cable, _commit):
+        await client.publish("orders", b"a")
+        cable.pull()
+        await turns()
+        with pytest.raises(NotConnected):
+            await client.get("orders", 0)
+        with pytest.raises(NotConnected):
+            await client.create_topic("bills")
+        with pytest.raises(NotConnected):
+            await client.topics()
+        with pytest.raises(NotConnected):
+            [message async for message in client.read("orders")]
+
+
+async def test_what_only_asks_is_asked_again_when_the_connection_was_lost() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("orders", b"a")
+        asking = [asyncio.ensure_future(client.topic("orders")) for _ in range(3)]
+        await asyncio.sleep(0)
+        cable.cut()
+        assert [(await one).next_offset for one in asking] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "..", "x" * 129])
+async def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(topic: str) -> None:
+    async with calling() as (client, _, _):
+        with pytest.raises(InvalidRequest):
+            client.read(topic)
+        with pytest.raises(InvalidRequest):
+            await client.publish(topic, b"x")
+
+
+def test_a_start_names_exactly_one_place() -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        Start(offset=1, time_ms=2)
+
+
+async def test_a_client_that_is_not_open_says_so() -> None:
+    client = Client([], token=None, name="test", timeout_s=1, durability=255)
+    with pytest.raises(NotConnected, match="async with"):
+        client.read("orders")
+    with pytest.raises(NotConnected, match="async with"):
+        await client.publish("orders", b"x")
