@@ -102,7 +102,12 @@ def log_entry() -> bytes:
 def log_index() -> bytes:
     """The index file of a segment with four entries of three topics."""
     rows = NewRows(10)
-    places = [(1, 2, 0, 5, 0, 96), (0, 1, 0, 5, 96, 88), (3, 1, 7, 6, 184, 88), (1, 4, 2, 15, 272, 112)]
+    places = [
+        (1, 2, 0, 5, 0, 96),
+        (0, 1, 0, 5, 96, 88),
+        (3, 1, 7, 6, 184, 88),
+        (1, 4, 2, 15, 272, 112),
+    ]
     for number, (topic, count, base, time_ms, position, length) in enumerate(places):
         index = 10 + number
         rows.add(Entry(position, length, 0, 0, index, 0, time_ms, base, 0, topic, count, 1, 0))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from onward.broker.broker import Broker
+from onward.broker.producers import UNDER_WAY
 from onward.broker.session import Session
 from onward.errors import Overloaded
 from onward.log import log
@@ -22,13 +23,20 @@ class AckBeforeSync(SimulatedCommit):
 
 
 def forget_repeats(broker: Broker) -> None:
-    """Stores a batch as often as it comes."""
-    broker.producers.find = lambda producer_id, sequence: None
+    """Stores a batch again when it comes again."""
+    begin = broker.producers.begin
+
+    def begin_anew(producer_id: int, sequence: int) -> tuple[int, int] | None:
+        stored = begin(producer_id, sequence)
+        return stored if stored is not None and stored[0] == UNDER_WAY else None
+
+    broker.producers.begin = begin_anew
 
 
 def forget_order(broker: Broker) -> None:
     """Takes what comes after something that it refused for now."""
     publishing = broker.publishing
+    publishing._inflight_bytes_max = 2_000
 
     def refuse_alone(session: Session, sequence: int) -> None:
         if publishing.inflight_bytes > publishing._inflight_bytes_max:

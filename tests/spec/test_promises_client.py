@@ -40,11 +40,14 @@ async def test_nobody_there_is_an_error_within_the_deadline() -> None:
 
 
 @BOTH
-async def test_a_body_of_an_exception_closes_without_waiting(engine: Engine) -> None:
-    with pytest.raises(ZeroDivisionError):
+async def test_an_exception_closes_the_client_and_comes_out(engine: Engine) -> None:
+    async def main() -> None:
         async with engine.connect() as mq:
             await mq.publish("orders", b"x")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await main()
 
 
 @BOTH

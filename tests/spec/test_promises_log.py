@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from onward import Corruption, InvalidRequest, Unavailable
-from onward.settings import LogSettings, Settings
+from onward.settings import Settings
 
 from .engines import BOTH, KEPT, SMALL, Engine
 
@@ -25,8 +26,7 @@ async def test_event_ids_only_grow_also_over_restarts(engine: Engine) -> None:
     seen: list[int] = []
     for _ in range(3):
         async with engine.connect() as mq:
-            for topic in ("a", "b"):
-                seen.append((await mq.publish(topic, b"x")).event_id)
+            seen += [(await mq.publish(topic, b"x")).event_id for topic in ("a", "b")]
     assert seen == sorted(set(seen))
 
 
@@ -109,7 +109,9 @@ async def test_a_torn_tail_is_cut_and_everything_before_it_is_there(
 
 
 @BOTH
-async def test_thousands_of_topics_need_no_files_of_their_own(engine: Engine, tmp_path: Path) -> None:
+async def test_thousands_of_topics_need_no_files_of_their_own(
+    engine: Engine, tmp_path: Path
+) -> None:
     async with engine.connect() as mq:
         futures = [mq.publish_soon(f"topic-{number}", str(number)) for number in range(2_000)]
         for future in futures:
@@ -123,7 +125,7 @@ async def test_thousands_of_topics_need_no_files_of_their_own(engine: Engine, tm
 
 @BOTH
 async def test_a_broker_that_stands_alone_says_that_quorum_needs_a_cluster(engine: Engine) -> None:
-    log = LogSettings(**{name: getattr(SMALL, name) for name in SMALL.__struct_fields__} | {"durability": "quorum"})
+    log = replace(SMALL, durability="quorum")
     with pytest.raises(InvalidRequest, match="needs a cluster"):
         async with engine.connect(Settings(log=log)):
             pass

@@ -33,7 +33,8 @@ async def test_the_rule_of_a_topic_is_kept(
     async with engine.connect() as mq:
         await mq.publish("orders", b"x")
         await mq.change_topic("orders", rule=rule)  # type: ignore[arg-type]
-        for allowed, work in ((may_write, mq.publish("orders", b"y")), (may_read, mq.get("orders", 0))):
+        works = ((may_write, mq.publish("orders", b"y")), (may_read, mq.get("orders", 0)))
+        for allowed, work in works:
             if allowed:
                 await work
             else:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "config": {"errors", "durations", "settings"},
     "message": {"errors"},
     "protocol": {"errors", "message"},
-    "delivery": {"errors", "durations", "message"},
+    "delivery": {"errors", "message"},
     "log": {*LEAVES, "message"},
     "schedule": {*LEAVES, "message", "log"},
     "cluster": {*LEAVES, "message", "protocol", "log"},

@@ -19,11 +19,11 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from onward.version import __version__
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding
 from onward.broker.commit import Commit, InlineCommit, LocalCommit
 from onward.broker.deliver import Delivering
 from onward.broker.housekeeping import Housekeeping
+from onward.broker.intake import Intake
 from onward.broker.producers import WINDOW, Producers
 from onward.broker.publish import Publishing
 from onward.broker.requests import Requests
@@ -31,11 +31,12 @@ from onward.broker.session import Session
 from onward.clock import Clock, SystemClock
 from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
 from onward.log.disk import Disk, OsDisk
-from onward.message.entry import Entry
 from onward.log.log import Log, LogLimits
 from onward.log.recovery import Apply, Opened, open_log
+from onward.message.entry import Entry
 from onward.protocol.receiver import SHARED_BYTES
 from onward.settings import Settings
+from onward.version import __version__
 
 logger = logging.getLogger("onward.broker")
 
@@ -88,6 +89,7 @@ class Broker:
         self._executor = executor
         self._on_failure = on_failure
         self.failure: Exception | None = None
+        self.intake = Intake(self)
         self.publishing = Publishing(
             log=self.log, catalogue=self.catalogue, producers=self.producers, commit=commit,
             settings=settings, clock=clock, wake=lambda topic: self.delivering.wake(topic),
@@ -98,7 +100,7 @@ class Broker:
             create_on_use=self.publishing.create_on_use,
         )  # fmt: skip
         self.requests = Requests(self)
-        self.housekeeping = Housekeeping(self, in_thread=self.in_thread)
+        self.housekeeping = Housekeeping(self, opened=opened, in_thread=self.in_thread)
         self._chores = asyncio.get_running_loop().create_task(self.housekeeping.run())
         self._chores.add_done_callback(self._chores_ended)
 
@@ -322,6 +324,3 @@ def _report(opened: Opened, folder: str, folding: _Folding) -> None:
         folder, opened.log.next_index, len(folding.catalogue), folding.entry_count,
         opened.scanned_bytes,
     )  # fmt: skip
-
-
-

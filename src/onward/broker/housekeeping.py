@@ -22,6 +22,7 @@ from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
 from onward.log.log import DiskFailed
+from onward.log.recovery import Opened
 from onward.log.retention import REWRITE_BYTES_MIN, judge, rewrite
 from onward.log.segment import Segment
 
@@ -43,12 +44,19 @@ T = TypeVar("T")
 class Housekeeping:
     """Keeps one broker's house."""
 
-    def __init__(self, broker: Broker, *, in_thread: Callable[[Callable[[], T]], Awaitable[T]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        opened: Opened,
+        in_thread: Callable[[Callable[[], T]], Awaitable[T]],
+    ) -> None:
         self._broker = broker
         self._log = broker.log
         self._in_thread: Callable[[Callable[[], object]], Awaitable[object]] = in_thread  # type: ignore[assignment]
-        self._checkpoint_index = broker.log.next_index - 1
-        self._checkpoint_bytes = broker.log.bytes
+        self._checkpoint_bytes = broker.log.bytes - opened.scanned_bytes
+        # A new node has a name to keep.
+        self._wants_checkpoint = not opened.state
         self._synced_at_ms = 0
         self._disk_checked_at_ms = 0
         self._retained_at_ms = 0
@@ -144,7 +152,7 @@ class Housekeeping:
         publishing = self._broker.publishing
         self._say_full(publishing.disk_is_full, free)
         # Once full, it has space again when there is clearly more: else it would turn to and fro.
-        full = free < kept + (kept // 8 if publishing.disk_is_full else 0)
+        full = free < kept + (max(kept // 8, 1 << 20) if publishing.disk_is_full else 0)
         publishing.disk_is_full = full
         self._say_full(full, free)
         if full:
@@ -153,7 +161,9 @@ class Housekeeping:
     def _say_full(self, full: bool, free: int) -> None:
         if full != self._said_full:
             self._said_full = full
-            logger.warning("disk %s: %d bytes free", "is nearly full" if full else "has space", free)
+            logger.warning(
+                "disk %s: %d bytes free", "is nearly full" if full else "has space", free
+            )
 
     # --- when due ----------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class Housekeeping:
         log = self._log
         has_sealed = False
         while (segment := log.unsealed()) is not None:
-            rows = await self._in_thread(lambda: log.seal(segment))  # noqa: B023
+            rows = await self._in_thread(lambda: log.seal(segment))
             assert isinstance(rows, RowsFile)
             log.sealed(segment, rows)
             has_sealed = True
@@ -196,7 +206,8 @@ class Housekeeping:
         # Retention makes the log smaller: what comes after it is counted from there.
         self._checkpoint_bytes = min(self._checkpoint_bytes, self._log.bytes)
         return (
-            self._log.tail.new.count >= settings.checkpoint_rows
+            self._wants_checkpoint
+            or self._log.tail.new.count >= settings.checkpoint_rows
             or self._log.bytes - self._checkpoint_bytes >= settings.checkpoint_bytes
         )
 
@@ -228,7 +239,7 @@ class Housekeeping:
         assert isinstance(written, list)
         tail.runs[: len(written)] = written
         log.synced_index = max(log.synced_index, checkpoint.last_index)
-        self._checkpoint_index = checkpoint.last_index
+        self._wants_checkpoint = False
         self._checkpoint_bytes = log.bytes
         self.checkpoint_count += 1
 

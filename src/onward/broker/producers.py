@@ -15,74 +15,92 @@ producers are remembered; the ones that were silent longest are forgotten first.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from onward.errors import Conflict
-from onward.message.entry import Entry, Kind
+from onward.errors import Conflict, InvalidRequest
 from onward.message.batch import batches_of
+from onward.message.entry import Entry, Kind
+
+if TYPE_CHECKING:
+    from onward.broker.publish import Publish
 
 WINDOW = 32
 PRODUCERS_MAX = 16_384
+SEQUENCE_MAX = 1 << 62
 UNDER_WAY = 2**64 - 1
 """Instead of an offset: begun, and not stored yet."""
-_HEAD = 2
-_EMPTY = array("Q", bytes(8 * (_HEAD + 3 * WINDOW)))
+WINDOW_HEAD = 2
+_EMPTY = array("Q", bytes(8 * (WINDOW_HEAD + 3 * WINDOW)))
 
 
 class Producers:
     """The windows of all producers."""
 
     def __init__(self) -> None:
-        self._windows: dict[int, array[int]] = {}
+        self.windows: dict[int, array[int]] = {}
+        self._last_event_id = 0
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return len(self.windows)
 
-    def find(self, producer_id: int, sequence: int) -> tuple[int, int] | None:
-        """Return where this publish is stored: offset and event id; None when it is new.
+    def begin(self, producer_id: int, sequence: int) -> tuple[int, int] | None:
+        """Take note that a publish is on its way to the disk, and return None; or, for a repeat,
+        where the first one is stored: offset and event id.
 
-        The offset is `UNDER_WAY` when it was begun and has no answer yet. Raises `Conflict` when
-        it is older than what is remembered.
+        The offset is `UNDER_WAY` when that one has no answer yet. Raises `Conflict` when it is
+        older than what is remembered.
         """
-        window = self._windows.get(producer_id)
-        if window is None:
-            return None
-        slot = _HEAD + sequence % WINDOW * 3
+        window = self.windows.get(producer_id) or self._new_window(producer_id)
+        slot = WINDOW_HEAD + sequence % WINDOW * 3
         if window[slot] == sequence + 1:
             return window[slot + 1], window[slot + 2]
-        if sequence + WINDOW <= window[0]:
+        if sequence > window[0]:
+            if sequence > SEQUENCE_MAX:
+                raise InvalidRequest(f"sequence {sequence} is too large")
+            window[0] = sequence
+        elif sequence + WINDOW <= window[0]:
             raise Conflict(
                 f"sequence {sequence} is older than the last {WINDOW} of its producer: "
                 f"whether it was stored is no longer known"
             )
-        return None
-
-    def begin(self, producer_id: int, sequence: int) -> None:
-        """Take note that a publish is on its way to the disk."""
-        window = self._windows.get(producer_id) or self._new_window(producer_id)
-        if sequence > window[0]:
-            window[0] = sequence
-        slot = _HEAD + sequence % WINDOW * 3
         window[slot] = sequence + 1
         window[slot + 1] = UNDER_WAY
+        return None
 
     def give_up(self, producer_id: int, sequence: int) -> None:
         """Take back `begin`: it was not stored."""
-        window = self._windows.get(producer_id)
-        slot = _HEAD + sequence % WINDOW * 3
+        window = self.windows.get(producer_id)
+        slot = WINDOW_HEAD + sequence % WINDOW * 3
         if window is not None and window[slot] == sequence + 1 and window[slot + 1] == UNDER_WAY:
             window[slot] = 0
 
     def record(self, producer_id: int, sequence: int, offset: int, event_id: int) -> None:
         """Remember where a publish went."""
-        window = self._windows.get(producer_id) or self._new_window(producer_id)
+        window = self.windows.get(producer_id) or self._new_window(producer_id)
         if sequence > window[0]:
             window[0] = sequence
-        window[1] = event_id
-        slot = _HEAD + sequence % WINDOW * 3
+        window[1] = self._last_event_id = event_id
+        slot = WINDOW_HEAD + sequence % WINDOW * 3
         window[slot] = sequence + 1
         window[slot + 1] = offset
         window[slot + 2] = event_id
+
+    def record_all(self, publishes: list[Publish], offset: int, event_id: int) -> None:
+        """Remember where the publishes of one entry went, one after another from `offset` on."""
+        windows = self.windows
+        self._last_event_id = event_id
+        for _, _, _, count, producer_id, sequence, _ in publishes:
+            window = windows.get(producer_id)
+            slot = WINDOW_HEAD + sequence % WINDOW * 3
+            if window is not None and window[slot] == sequence + 1:
+                window[1] = event_id
+                window[slot + 1] = offset
+                window[slot + 2] = event_id
+            elif producer_id:
+                self.record(producer_id, sequence, offset, event_id)
+            offset += count
 
     def apply(self, entry: Entry, body: memoryview) -> None:
         """Fold one entry."""
@@ -97,7 +115,7 @@ class Producers:
     def save(self) -> bytes:
         """Return all of it as bytes, for a checkpoint."""
         return msgspec.msgpack.encode(
-            {key: _without_begun(window).tobytes() for key, window in self._windows.items()}
+            {key: _without_begun(window).tobytes() for key, window in self.windows.items()}
         )
 
     @classmethod
@@ -109,20 +127,22 @@ class Producers:
                 window = array("Q")
                 window.frombytes(packed)
                 if len(window) == len(_EMPTY):
-                    producers._windows[key] = window
+                    producers.windows[key] = window
+                    producers._last_event_id = max(producers._last_event_id, window[1])
         return producers
 
     def _new_window(self, producer_id: int) -> array[int]:
-        if len(self._windows) >= PRODUCERS_MAX:
+        if len(self.windows) >= PRODUCERS_MAX:
             self._forget_silent()
-        window = self._windows[producer_id] = _EMPTY[:]
+        window = self.windows[producer_id] = _EMPTY[:]
+        window[1] = self._last_event_id
         return window
 
     def _forget_silent(self) -> None:
         """Forget the eighth that was silent longest: once in a while, not for each newcomer."""
-        oldest = sorted(self._windows, key=lambda key: self._windows[key][1])
+        oldest = sorted(self.windows, key=lambda key: self.windows[key][1])
         for key in oldest[: PRODUCERS_MAX // 8]:
-            del self._windows[key]
+            del self.windows[key]
 
 
 def _without_begun(window: array[int]) -> array[int]:
@@ -130,7 +150,7 @@ def _without_begun(window: array[int]) -> array[int]:
     if UNDER_WAY not in window:
         return window
     window = window[:]
-    for slot in range(_HEAD, len(window), 3):
+    for slot in range(WINDOW_HEAD, len(window), 3):
         if window[slot + 1] == UNDER_WAY:
             window[slot : slot + 3] = array("Q", bytes(24))
     return window

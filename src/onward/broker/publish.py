@@ -35,10 +35,10 @@ from onward.errors import (
     TopicEnded,
     UnknownTopic,
 )
-from onward.message.entry import Draft, Kind
 from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, largest_body_bytes
+from onward.message.entry import Draft, Kind
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind as FrameKind
 from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
@@ -50,16 +50,15 @@ if TYPE_CHECKING:
 # Readers take entries as a whole: larger ones would make them wait, smaller ones cost more each.
 ENTRY_BYTES_MAX: Final = 512 << 10
 RETRY_AFTER_MS: Final = 100
-SLOW_SYNC_S: Final = 0.001
-WAIT_S_MAX: Final = 0.004
-CROWD_MIN: Final = 16
+CROWD_WAIT_S: Final = 0.002
+CROWD_MIN: Final = 32
+CROWD_PART: Final = 0.5
 CROWD_BYTES_MAX: Final = 256 << 10
 ROUTES_MAX: Final = 4_096
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
 _DISK: Final = int(Durability.DISK)
 _PUBLISHED: Final = int(FrameKind.PUBLISHED)
-_SEQUENCE_MAX: Final = 1 << 62
 
 
 Publish = tuple["Session", int, Buffer, int, int, int, int]
@@ -75,7 +74,11 @@ class Change:
     __slots__ = ("body", "done", "kind", "undo")
 
     def __init__(
-        self, kind: Kind, body: TopicRecord | TopicEnding, *, done: Callable[[OnwardError | None], None]
+        self,
+        kind: Kind,
+        body: TopicRecord | TopicEnding,
+        *,
+        done: Callable[[OnwardError | None], None],
     ) -> None:
         self.kind = kind
         self.body = msgspec.json.encode(body)
@@ -85,11 +88,13 @@ class Change:
 class Collected:
     """What the next commit will carry."""
 
-    __slots__ = ("bytes", "count", "created", "later", "publishes", "sync")
+    __slots__ = ("bytes", "count", "created", "groups", "later", "publishes", "sync")
 
     def __init__(self) -> None:
         self.created: list[Change] = []
         self.publishes: dict[Topic, list[Publish]] = {}
+        self.groups: dict[Topic, list[list[Publish]]] = {}
+        """The publishes of each topic, as they were split into entries."""
         self.later: list[Change] = []
         """Changes and endings of topics: after the messages that came before them."""
         self.bytes = 0
@@ -98,44 +103,6 @@ class Collected:
 
     def __bool__(self) -> bool:
         return bool(self.publishes or self.created or self.later)
-
-
-class Pace:
-    """When to begin a commit: at once, unless the disk is slow and a crowd is about to return.
-
-    Publishers that wait for their answer come back right after it. If a commit begins while half
-    of them are still on their way, two halves take turns on the disk for ever, and each waits
-    for two syncs. A pause, which ends as soon as all are back, brings them together again. A fast
-    disk, a few publishers and large batches never wait.
-    """
-
-    __slots__ = ("_began_at", "_sync_s", "crowd")
-
-    def __init__(self) -> None:
-        self._began_at = 0.0
-        self._sync_s = 0.0
-        self.crowd = 0
-
-    def began(self, now_s: float) -> None:
-        """A commit was handed to the disk."""
-        self._began_at = now_s
-
-    def ended(self, now_s: float, crowd: int) -> None:
-        """A commit is done; `crowd` publishes were waiting for it or for the next."""
-        self._sync_s += (now_s - self._began_at - self._sync_s) / 8
-        self.crowd = crowd
-
-    def wait_s(self, collected: Collected) -> float:
-        """Return how long to wait for the rest of the crowd."""
-        if (
-            self._sync_s < SLOW_SYNC_S
-            or self.crowd < CROWD_MIN
-            or collected.count * 10 >= self.crowd * 9
-            or collected.bytes > CROWD_BYTES_MAX
-            or not collected.sync
-        ):
-            return 0.0
-        return min(self._sync_s, WAIT_S_MAX)
 
 
 class Publishing:
@@ -148,7 +115,7 @@ class Publishing:
     ) -> None:  # fmt: skip
         self._log = log
         self._catalogue = catalogue
-        self._routes: dict[bytes, tuple[Topic, int, int]] = {}
+        self.routes: dict[bytes, tuple[Topic, int, int]] = {}
         self._producers = producers
         self._commit_seam = commit
         self._settings = settings
@@ -156,11 +123,12 @@ class Publishing:
         self._wake = wake
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._message_bytes_max = settings.topics.message_bytes_max
-        self._connection_bytes_max = settings.server.connection_bytes_max
+        self.message_bytes_max = settings.topics.message_bytes_max
+        self.connection_bytes_max = settings.server.connection_bytes_max
         self._inflight_bytes_max = settings.server.inflight_bytes_max
         self._default = Durability[settings.log.durability.upper()]
-        self._pace = Pace()
+        self._crowd = 0
+        """How many publishes waited for the last commit or for the next when it ended."""
         self._collected = Collected()
         self._under_way: Collected | None = None
         self._is_due = False
@@ -179,15 +147,19 @@ class Publishing:
 
     def publish(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         """Take one PUBLISH frame; its answer goes to the session when it is durable."""
+        producer_id = sequence = 0
         try:
             topic, durability, start = self._route(payload)
             header = check_batch(payload, start)
             producer_id, sequence = header.producer_id, header.sequence
-            if producer_id and self._is_repeat(session, request_id, producer_id, sequence):
-                return
+            if producer_id:
+                stored = self._producers.begin(producer_id, sequence)
+                if stored is not None:
+                    self._repeat(session, request_id, producer_id, sequence, stored)
+                    return
             if self.is_stopping or self.disk_is_full:
                 raise self._unavailable()
-            limit = topic.message_bytes_max or self._message_bytes_max
+            limit = topic.message_bytes_max or self.message_bytes_max
             if header.raw_bytes > limit or header.length != len(payload) - start:
                 self._check_size(topic, payload, start, header, limit)
             if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
@@ -195,13 +167,16 @@ class Publishing:
             if not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
         except OnwardError as error:
+            self._producers.give_up(producer_id, sequence)
             session.refuse(request_id, error)
             return
-        if producer_id:
-            self._producers.begin(producer_id, sequence)
         batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
         publish = session, request_id, batch, header.count, producer_id, sequence, durability
-        self._collect(topic, publish, session, header.length, durability)
+        self.collect(topic, [publish], header.length, durability)
+        session.unanswered_bytes += header.length
+        if session.unanswered_bytes > self.connection_bytes_max:
+            session.keep_reading()
+        self.commit_when_due()
 
     def _route(self, payload: bytes | bytearray) -> tuple[Topic, int, int]:
         """Return the topic, the durability, and where the batch begins.
@@ -209,8 +184,8 @@ class Publishing:
         The front of the frame is the same for each publish to a topic, so what was found out about
         it is kept, until any topic changes. A topic that cannot be written now has number 0.
         """
-        front = bytes(payload[: 4 + payload[1]]) if len(payload) > 4 else b""
-        route = self._routes.get(front)
+        front = payload[: 4 + payload[1]] if len(payload) > 4 else b""
+        route = self.routes.get(front if type(front) is bytes else bytes(front))
         if route is None:
             asked, name, start = decode_publish(payload)
             durability = self._durability(asked)
@@ -218,9 +193,9 @@ class Publishing:
             if topic is None or not topic.is_open:
                 # Nothing is created or refused before it is known that this is no repeat.
                 return Topic(TopicRecord(number=0, name=name)), durability, start
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-            route = self._routes[front] = (topic, durability, start)
+            if len(self.routes) >= ROUTES_MAX:
+                self.routes.clear()
+            route = self.routes[bytes(front)] = (topic, durability, start)
         return route
 
     def _durability(self, asked: int) -> int:
@@ -261,22 +236,17 @@ class Publishing:
                 f"a message of {largest} bytes is too large: topic {topic.name!r} takes {limit}"
             )
 
-    def _is_repeat(
-        self, session: Session, request_id: int, producer_id: int, sequence: int
-    ) -> bool:
+    def _repeat(
+        self, session: Session, request_id: int, producer_id: int, sequence: int,
+        stored: tuple[int, int],
+    ) -> None:  # fmt: skip
         """Answer, or let wait, a batch that came before."""
-        if sequence > _SEQUENCE_MAX:
-            raise InvalidRequest(f"sequence {sequence} is too large")
-        stored = self._producers.find(producer_id, sequence)
-        if stored is None:
-            return False
         offset, event_id = stored
         if offset == UNDER_WAY:
             self._waiters.setdefault((producer_id, sequence), []).append((session, request_id))
-        else:
-            reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
-            session.write(published_frame(request_id, offset, event_id, reached, repeat=True))
-        return True
+            return
+        reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
+        session.write(published_frame(request_id, offset, event_id, reached, repeat=True))
 
     def _check_load(self, session: Session, sequence: int) -> None:
         """Refuse what is too much now, and what was sent after it, so that the order is kept.
@@ -288,6 +258,7 @@ class Publishing:
             session.held_sequence = 0
         if session.held_sequence or self.inflight_bytes > self._inflight_bytes_max:
             session.held_sequence = sequence
+            session.note_plain()
             raise Overloaded("too many bytes are under way", retry_after_ms=RETRY_AFTER_MS)
 
     def _unavailable(self) -> OnwardError:
@@ -297,28 +268,37 @@ class Publishing:
 
     # --- collect -----------------------------------------------------------------------------
 
-    def _collect(
-        self, topic: Topic, publish: Publish, session: Session, size: int, durability: int
-    ) -> None:
+    @property
+    def is_easy(self) -> bool:
+        """Tell whether everything that is well-formed would be taken now."""
+        return not (
+            self.is_stopping or self.disk_is_full or self.inflight_bytes > self._inflight_bytes_max
+        )
+
+    def collect(self, topic: Topic, publishes: list[Publish], size: int, durability: int) -> None:
+        """Take accepted publishes to one topic into the next commit.
+
+        `size` is that of their batches, `durability` the highest that any of them asks for.
+        """
         collected = self._collected
-        publishes = collected.publishes.get(topic)
-        if publishes is None:
-            collected.publishes[topic] = [publish]
+        waiting = collected.publishes.get(topic)
+        if waiting is None:
+            collected.publishes[topic] = publishes
         else:
-            publishes.append(publish)
+            waiting += publishes
         collected.bytes += size
-        collected.count += 1
+        collected.count += len(publishes)
+        collected.sync = collected.sync or durability == _DISK
         self.inflight_bytes += size
-        session.unanswered_bytes += size
-        if session.unanswered_bytes > self._connection_bytes_max:
-            session.keep_reading()
-        if durability == _DISK:
-            collected.sync = True
-        if self._under_way is None:
-            if not self._is_due:
-                self._commit_soon()
-            elif self._wait is not None and collected.count >= self._pace.crowd:
-                self._commit_now()
+
+    def commit_when_due(self) -> None:
+        """Begin a commit for what was collected, unless one is under way or about to begin."""
+        if self._under_way is not None or not self._collected:
+            return
+        if not self._is_due:
+            self._commit_soon()
+        elif self._wait is not None and self._collected.count >= self._crowd * CROWD_PART:
+            self._commit_now()
 
     def new_record(self, name: str) -> TopicRecord:
         """Return the record of a topic that is about to be created."""
@@ -361,10 +341,12 @@ class Publishing:
         self._collected.sync = True
         self._commit_soon()
 
-    def end_topic(self, topic: Topic, ending: TopicEnding, *, done: Callable[[OnwardError | None], None]) -> None:
+    def end_topic(
+        self, topic: Topic, ending: TopicEnding, *, done: Callable[[OnwardError | None], None]
+    ) -> None:
         """End a topic: from now on nothing more is written to it."""
         topic.end(ending=True)
-        self._routes.clear()
+        self.routes.clear()
 
         def settle(error: OnwardError | None) -> None:
             topic.end(ending=error is None)
@@ -388,12 +370,26 @@ class Publishing:
         self._is_due = False
         if self._under_way is not None or not self._collected:
             return
-        wait_s = self._pace.wait_s(self._collected)
-        if wait_s:
+        if self._expects_more(self._collected):
             self._is_due = True
-            self._wait = self._loop.call_later(wait_s, self._commit_now)
+            self._wait = self._loop.call_later(CROWD_WAIT_S, self._commit_now)
         else:
             self._commit_now()
+
+    def _expects_more(self, collected: Collected) -> bool:
+        """Tell whether a crowd is on its way back.
+
+        Publishers that wait for their answer return right after it. A commit that begins with the
+        first of them costs the disk and the processor many small commits in place of few. So for
+        a moment, which ends when half of them are back, it waits; the other half arrives while
+        these are on the disk. A few publishers, and large batches, never wait.
+        """
+        return (
+            self._crowd >= CROWD_MIN
+            and collected.sync
+            and collected.count < self._crowd * CROWD_PART
+            and collected.bytes < CROWD_BYTES_MAX
+        )
 
     def _commit_now(self) -> None:
         self._is_due = False
@@ -404,7 +400,6 @@ class Publishing:
         self._under_way = collected
         write = self._log.stage(self._drafts(collected))
         self.commit_count += 1
-        self._pace.began(self._loop.time())
         self._commit_seam.submit(
             write, sync=collected.sync, done=lambda error: self._done(collected, write, error)
         )
@@ -413,7 +408,8 @@ class Publishing:
         now_ms = max(self._clock.now_ms(), self._log.tail.last_time_ms)
         drafts = [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.created]
         for topic, publishes in collected.publishes.items():
-            for group in _grouped(publishes):
+            groups = collected.groups[topic] = _grouped(publishes)
+            for group in groups:
                 count = sum([publish[3] for publish in group])
                 parts = [publish[2] for publish in group]
                 base = topic.staged_offset
@@ -427,7 +423,7 @@ class Publishing:
     def _done(self, collected: Collected, write: Write, error: Exception | None) -> None:
         """Settle a commit, and begin the next with all that came meanwhile."""
         self._under_way = None
-        self._pace.ended(self._loop.time(), collected.count + self._collected.count)
+        self._crowd = collected.count + self._collected.count
         if error is None:
             self._succeed(collected, write)
         elif isinstance(error, OnwardError):
@@ -448,8 +444,8 @@ class Publishing:
         entries = iter(write.entries)
         for change in collected.created:
             self._apply(change, next(entries))
-        for topic, publishes in collected.publishes.items():
-            for group in _grouped(publishes):
+        for topic, groups in collected.groups.items():
+            for group in groups:
                 entry = next(entries)
                 self._answer(group, entry.base_offset, entry.index, is_synced=collected.sync)
                 self.published_count += entry.count
@@ -461,7 +457,7 @@ class Publishing:
                 self._wake(topic)
 
     def _apply(self, change: Change, entry: object) -> None:
-        self._routes.clear()
+        self.routes.clear()
         self._catalogue.apply(entry, change.body)  # type: ignore[arg-type]
         change.done(None)
 
@@ -469,27 +465,26 @@ class Publishing:
         self, publishes: list[Publish], offset: int, index: int, *, is_synced: bool
     ) -> None:
         """Send the receipts of one entry."""
-        reached = _DISK
-        record, receipt = self._producers.record, RECEIPT.pack
-        for session, request_id, batch, count, producer_id, sequence, asked in publishes:
+        self._producers.record_all(publishes, offset, index)
+        if self._waiters:
+            self._answer_waiters(publishes, offset, index)
+        reached, receipt = _DISK, RECEIPT.pack
+        for session, request_id, batch, count, _, _, asked in publishes:
             if not is_synced:
                 reached = asked
-            if producer_id:
-                record(producer_id, sequence, offset, index)
-                if self._waiters:
-                    self._answer_waiters(producer_id, sequence, offset, index, reached)
             session.write(receipt(25, _PUBLISHED, 0, 0, request_id, offset, index, reached))
             session.unanswered_bytes -= len(batch)
             if session.is_paused:
                 session.keep_reading()
             offset += count
 
-    def _answer_waiters(
-        self, producer_id: int, sequence: int, offset: int, index: int, reached: int
-    ) -> None:
-        """Answer those who sent the same batch again while it was under way."""
-        for session, request_id in self._waiters.pop((producer_id, sequence), ()):
-            session.write(published_frame(request_id, offset, index, reached, repeat=True))
+    def _answer_waiters(self, publishes: list[Publish], offset: int, index: int) -> None:
+        """Answer those who sent a batch again while it was under way."""
+        reached = _DISK if index <= self._log.synced_index else int(Durability.MEMORY)
+        for _, _, _, count, producer_id, sequence, _ in publishes:
+            for session, request_id in self._waiters.pop((producer_id, sequence), ()):
+                session.write(published_frame(request_id, offset, index, reached, repeat=True))
+            offset += count
 
     def _refuse(self, collected: Collected, write: Write, error: OnwardError) -> None:
         """Nothing was written: put the offsets back and say so to everyone who waits.
@@ -512,7 +507,7 @@ class Publishing:
                 session.refuse(request_id, error)
                 for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
                     waiter.refuse(waiter_id, error)
-        self._routes.clear()
+        self.routes.clear()
         for change in (*collected.created, *collected.later):
             change.done(error)
 
@@ -523,7 +518,6 @@ class Publishing:
         self._under_way = collected = Collected()
         self._idle.clear()
         write = self._log.stage_roll()
-        self._pace.began(self._loop.time())
 
         def settle(error: Exception | None) -> None:
             self._done(collected, write, error)

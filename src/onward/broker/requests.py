@@ -163,7 +163,9 @@ class Requests:
             "count": len(catalogue),
         }
         if wanted.all and not wanted.after:
-            reply["ended"] = [_ended(e) for e in catalogue.ended if e.name.startswith(wanted.prefix)]
+            reply["ended"] = [
+                _ended(e) for e in catalogue.ended if e.name.startswith(wanted.prefix)
+            ]
         self._reply(session, request_id, reply)
 
     def _status(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:

@@ -1,8 +1,8 @@
 """A broker as a process: sockets, signals, exit codes.
 
-    SIGTERM, SIGINT   stop in order: answer what was taken, leave a checkpoint, exit 0
-    the disk fails    exit 74 at once, with nothing answered that is not known to be durable
-    corruption        exit 5, with the command to run
+SIGTERM, SIGINT   stop in order: answer what was taken, leave a checkpoint, exit 0
+the disk fails    exit 74 at once, with nothing answered that is not known to be durable
+corruption        exit 5, with the command to run
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
 async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
     loop = asyncio.get_running_loop()
     server = settings.server
-    servers = [
-        await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)
-    ]
+    servers = [await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)]
     if server.unix_socket:
         _remove_socket(settings)
         servers.append(

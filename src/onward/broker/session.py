@@ -2,8 +2,8 @@
 
     hello ──▶ open ──▶ closing ──▶ closed
 
-All sessions of a broker receive into one shared buffer, so an idle connection costs a few hundred
-bytes. What a client may cost is bounded on both sides: too many unanswered bytes stop the reading,
+Bytes come in through the `intake`, which takes plain publishes of all connections together; all
+else comes to `receive`. An idle connection costs a few hundred bytes. What a client may cost is bounded on both sides: too many unanswered bytes stop the reading,
 a full send buffer stops both the reading and the readers of this session. Whatever is wrong with
 what a client sends ends that client's connection and nobody else's.
 """
@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
@@ -26,9 +27,7 @@ from onward.protocol.payloads import (
     decode_hello,
     decode_read,
     encode_error,
-    encode_json,
 )
-
 from onward.settings import Token
 
 if TYPE_CHECKING:
@@ -40,13 +39,17 @@ SEND_BUFFER_BYTES = 1 << 20
 PUBLISH = int(Kind.PUBLISH)
 
 
-class Session(asyncio.BufferedProtocol):
+class Session(asyncio.Protocol):
     """Who speaks on one connection."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connection = ServerConnection()
-        self._where_to_receive = self._connection.receiver.buffer
+        # Called for everything that is received: straight to where it goes.
+        self.data_received = partial(broker.intake.arrived, self)  # type: ignore[method-assign]
+        self.is_plain = False
+        """Open, with no partial frame and nothing refused: a PUBLISH needs no closer look."""
+        self._is_open = False
         self._transport: asyncio.Transport | None = None
         self.write: Callable[[bytes], None] = _into_nothing
         """Sends bytes. What is written in one turn of the loop leaves the socket together."""
@@ -69,26 +72,6 @@ class Session(asyncio.BufferedProtocol):
         self.write = self._transport.write
         self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
         self._broker.opened(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Say where to receive."""
-        return self._where_to_receive(self._broker.shared_buffer)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take what was received."""
-        broker = self._broker
-        self.last_heard_ms = broker.now_monotonic_ms
-        try:
-            frames = self._connection.received(nbytes)
-            if frames:
-                self.last_frame_ms = self.last_heard_ms
-            for kind, request_id, payload in frames:
-                if kind == PUBLISH:
-                    broker.publishing.publish(self, request_id, payload)
-                else:
-                    self._take(kind, request_id, payload)
-        except ProtocolError as error:
-            self.end(error)
 
     def eof_received(self) -> bool:
         """Close when the client has closed its side."""
@@ -114,6 +97,28 @@ class Session(asyncio.BufferedProtocol):
 
     # --- frames ------------------------------------------------------------------------------
 
+    def receive(self, received: bytes) -> None:
+        """Take bytes by all the rules."""
+        self.last_heard_ms = self._broker.now_monotonic_ms
+        try:
+            for frames in self._connection.receiver.feed(received, self._broker.shared_buffer):
+                self.last_frame_ms = self.last_heard_ms
+                for kind, request_id, payload in frames:
+                    if kind == PUBLISH and self._is_open:
+                        self._broker.publishing.publish(self, request_id, payload)
+                    else:
+                        self._connection.check(kind, payload)
+                        self._take(kind, request_id, payload)
+        except ProtocolError as error:
+            self.end(error)
+        self.note_plain()
+
+    def note_plain(self) -> None:
+        """Find out whether the next frame may take the short way."""
+        self.is_plain = (
+            self._is_open and not self.held_sequence and not self._connection.pending_bytes
+        )
+
     def _take(self, kind: int, request_id: int, payload: bytes | bytearray) -> None:
         try:
             match kind:
@@ -130,6 +135,7 @@ class Session(asyncio.BufferedProtocol):
                 case Kind.HELLO:
                     self._greet(decode_hello(payload))
                 case Kind.BYE:
+                    self._is_open = False
                     self.close()
         except (ProtocolError, Unauthenticated) as error:
             self.end(error)
@@ -141,6 +147,7 @@ class Session(asyncio.BufferedProtocol):
         if tokens:
             self.principal = _principal(hello.token, tokens)
         self.hello = hello
+        self._is_open = True
         settings = self._broker.settings
         welcome = Welcome(
             version=1,

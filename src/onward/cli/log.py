@@ -146,7 +146,9 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
         for sentence in repair(disk, found, accept_loss=accept_loss):
             print_line(sentence)
     if lost and not accept_loss:
-        print_line("damaged entries are left as they are: they are never served, and a broker that must read them to start will not")
+        print_line(
+            "damaged entries are left as they are: they are never served, and a broker that must read them to start will not"
+        )
         ctx.exit(ExitCode.CORRUPTION)
     _verify(disk, folder)
 

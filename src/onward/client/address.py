@@ -1,10 +1,10 @@
 """Where a broker is, as text.
 
-    localhost:7700            one broker; the port may be left out
-    a:7700,b:7700             several; the first that answers is used
-    unix:/run/onward.sock     a Unix socket
-    file:./folder             a broker inside this process, on that folder
-    memory:                   a broker inside this process, in memory: for tests
+localhost:7700            one broker; the port may be left out
+a:7700,b:7700             several; the first that answers is used
+unix:/run/onward.sock     a Unix socket
+file:./folder             a broker inside this process, on that folder
+memory:                   a broker inside this process, in memory: for tests
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Address(NamedTuple):
     port: int = 0
 
     def __str__(self) -> str:
-        return f"{self.place}:{self.port}" if self.scheme == "tcp" else f"{self.scheme}:{self.place}"
+        return (
+            f"{self.place}:{self.port}" if self.scheme == "tcp" else f"{self.scheme}:{self.place}"
+        )
 
 
 def parse_addresses(text: str) -> list[Address]:

@@ -582,6 +582,6 @@ def _check_text(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise InvalidRequest(f"{name.removesuffix('s')} is text, not {type(text).__name__}")
     if len(text) > 32_767:
-        raise InvalidRequest(f"{name.removesuffix('s')} has {len(text)} characters; 32767 are the most")
-
-
+        raise InvalidRequest(
+            f"{name.removesuffix('s')} has {len(text)} characters; 32767 are the most"
+        )

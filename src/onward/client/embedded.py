@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 import msgspec
 
 from onward.broker.broker import Broker

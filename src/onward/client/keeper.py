@@ -35,7 +35,12 @@ class Keeper:
     """Keeps one link open."""
 
     def __init__(
-        self, dials: Sequence[Dial], *, name: str, token: str | None, jitter: random.Random | None = None
+        self,
+        dials: Sequence[Dial],
+        *,
+        name: str,
+        token: str | None,
+        jitter: random.Random | None = None,
     ) -> None:
         self._dials = list(dials)
         self._name = name

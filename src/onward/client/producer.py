@@ -259,7 +259,9 @@ class Producer:
         if self._check is not None:
             self._check.cancel()
         for sent in list(self._sent.values()):
-            unknown = OutcomeUnknown(f"closed before a publish to {sent.batch.topic!r} was answered")
+            unknown = OutcomeUnknown(
+                f"closed before a publish to {sent.batch.topic!r} was answered"
+            )
             self._fail(sent, unknown if sent.is_sent else error)
         for batch in (*self._waiting, *self._open.values()):
             batch.fail(error)
@@ -330,7 +332,9 @@ class Producer:
         )  # fmt: skip
 
     def _send(self, link: Link, sent: Sent) -> None:
-        request_id = link.expect(lambda kind, payload: self._answered(link, request_id, sent, kind, payload))
+        request_id = link.expect(
+            lambda kind, payload: self._answered(link, request_id, sent, kind, payload)
+        )
         batch = sent.batch
         head = publish_head(
             request_id, batch.topic, durability=batch.durability, batch_bytes=len(sent.encoded)
@@ -365,7 +369,11 @@ class Producer:
             self._loop.call_later(pause_s, self._again)
             return
         batch = sent.batch
-        if isinstance(error, MessageTooLarge) and isinstance(batch, OpenBatch) and len(batch.bodies) > 1:
+        if (
+            isinstance(error, MessageTooLarge)
+            and isinstance(batch, OpenBatch)
+            and len(batch.bodies) > 1
+        ):
             self._forget(sent)
             self._waiting.extendleft(reversed(batch.split()))
             self.waiting_bytes += batch.bytes

@@ -180,7 +180,9 @@ class Reader:
                 self._next_offset = int(decode_reply(payload)["next_offset"])
 
         request_id = link.expect(take)
-        link.send(Kind.REQUEST, request_id, encode_json({"op": "topic.describe", "topic": self._topic}))
+        link.send(
+            Kind.REQUEST, request_id, encode_json({"op": "topic.describe", "topic": self._topic})
+        )
 
     def _take(self, kind: int, payload: bytes | bytearray) -> None:
         if kind == Kind.ENTRIES:

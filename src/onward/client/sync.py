@@ -66,6 +66,7 @@ class SyncClient:
 
     def __init__(self, make: Callable[[], Client]) -> None:
         self._make = make
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Client | None = None
@@ -146,12 +147,11 @@ class SyncClient:
         durability: DurabilityName | None = None,
     ) -> concurrent.futures.Future[Receipt]:
         """Publish one message without waiting; the future gives the receipt or the error."""
-        return asyncio.run_coroutine_threadsafe(
+        return self._submit(
             self._open().publish(
                 topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id,
                 priority=priority, tenant=tenant, durability=durability,
-            ),
-            self._running(),
+            )
         )  # fmt: skip
 
     def publish_many(
@@ -271,16 +271,16 @@ class SyncClient:
             raise NotConnected("this client is not open: use 'with connect_sync(...) as mq'")
         return self._client
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "an open client has a loop"
-        return self._loop
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Hand work to the loop. Once it is ending it takes none: nobody would ever answer."""
+        with self._lock:
+            if self._loop is None:
+                work.close()
+                raise NotConnected("the client is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._running())
-        except RuntimeError:
-            work.close()
-            raise NotConnected("the client is closed") from None
+        future = self._submit(work)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -291,12 +291,14 @@ class SyncClient:
 
     def _end_thread(self) -> None:
         """End the loop; threads that still wait in a call are told."""
-        assert self._loop is not None
+        with self._lock:
+            loop, self._loop = self._loop, None
+        assert loop is not None
         assert self._thread is not None
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
-        self._loop.close()
+        loop.close()
 
 
 class SyncReader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -90,4 +90,8 @@ def read_start(
         return Start(time_ms=instant_ms(start))
     if isinstance(start, timedelta):
         return Start(time_ms=now_ms - duration_ms(start))
-    return start if start in ("earliest", "latest") else Start(time_ms=parse_instant_ms(start, now_ms=now_ms))
+    return (
+        start
+        if start in ("earliest", "latest")
+        else Start(time_ms=parse_instant_ms(start, now_ms=now_ms))
+    )

@@ -70,9 +70,7 @@ def _write(disk: Disk, folder: str, checkpoint: Checkpoint, name: str) -> None:
 
 def read_checkpoints(disk: Disk, folder: str) -> list[Checkpoint]:
     """Return the valid checkpoints, newest first."""
-    found = [
-        read_checkpoint(disk, f"{folder}/{name}") for name in checkpoint_names(disk, folder)
-    ]
+    found = [read_checkpoint(disk, f"{folder}/{name}") for name in checkpoint_names(disk, folder)]
     return [checkpoint for checkpoint in reversed(found) if checkpoint is not None]
 
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from onward.errors import Corruption, DiskFull
 from onward.log.disk import Buffer, Disk
-from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entry, read_entry
 from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
 from onward.log.segment import Segment
+from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entry, read_entry
 
 # Neighbours this far apart are fetched with one read: copying a little more is cheaper than
 # another system call.
@@ -195,17 +195,18 @@ class Log:
             raise DiskFull(f"the disk of {self.folder} is nearly full")
 
     def _take_back(self, write: Write) -> None:
-        """Remove the file of a roll that came to nothing, durably.
+        """Make it durable that a write came to nothing: its file was cut, or is removed if new.
 
-        The old tail goes on with the indexes that were meant for it: after a power cut its bytes
-        would contradict them.
+        Whoever published is about to hear that nothing was stored, and the indexes will be given to
+        others: after a power cut what was written would contradict both.
         """
-        if not write.rolled:
-            return
-        write.segment.close()
         try:
-            self.disk.remove(write.segment.path)
-            self.disk.sync_folder(self.folder)
+            if write.rolled:
+                write.segment.close()
+                self.disk.remove(write.segment.path)
+                self.disk.sync_folder(self.folder)
+            else:
+                write.segment.sync()
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
 

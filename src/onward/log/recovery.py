@@ -23,10 +23,18 @@ from typing import NamedTuple
 from onward.errors import Corruption, Unavailable
 from onward.log.checkpoint import Checkpoint, read_checkpoints
 from onward.log.disk import Disk, FolderLocked, Unlock, write_all
-from onward.message.entry import HEADER_BYTES, MAGIC, Entry, Kind, decode_gap, read_entry, read_header
 from onward.log.index import NewRows, RowsFile
 from onward.log.log import PREPARED_NAME, Log, LogLimits
 from onward.log.segment import Segment
+from onward.message.entry import (
+    HEADER_BYTES,
+    MAGIC,
+    Entry,
+    Kind,
+    decode_gap,
+    read_entry,
+    read_header,
+)
 
 SCAN_BYTES = 4 << 20
 
@@ -346,7 +354,9 @@ def _used_bytes(segment: Segment) -> int:
 
 def _proof_of_damage(segment: Segment, position: int) -> bool:
     """Tell whether a valid entry further on says that `position` had been durable."""
-    return any(entry.synced_index >= segment.next_index for entry in find_entries(segment, position))
+    return any(
+        entry.synced_index >= segment.next_index for entry in find_entries(segment, position)
+    )
 
 
 def find_entries(segment: Segment, position: int) -> Iterator[Entry]:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from onward.errors import Corruption
 from onward.log.disk import Disk, write_all
-from onward.message.entry import Draft, Entry, Kind, decode_gap, encode_entry, encode_gap
 from onward.log.index import TopicSummary
 from onward.log.log import Log
 from onward.log.recovery import scan
 from onward.log.segment import Segment
+from onward.message.entry import Draft, Entry, Kind, decode_gap, encode_entry, encode_gap
 
 REWRITE_BYTES_MIN = 1 << 20
 

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterator
 
 from onward.log.disk import Buffer, Disk, File
-from onward.message.entry import HEADER_BYTES, Entry, read_header
 from onward.log.index import NewRows, Rows, RowsFile, TopicRows, TopicSummary
+from onward.message.entry import HEADER_BYTES, Entry, read_header
 
 
 def segment_name(first_index: int) -> str:

@@ -286,6 +286,11 @@ class Batch:
         """The tenant of each message."""
         return self._texts(Column.TENANTS)
 
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The kinds of the columns that are there, in their order."""
+        return tuple(self._places)
+
     def column(self, kind: int) -> memoryview | None:
         """The bytes of a column as they lie in the batch, also of a kind that we do not know."""
         place = self._places.get(kind)

@@ -116,7 +116,11 @@ def unpack_bodies(column: memoryview, *, count: int) -> list[bytes]:
     >>> unpack_bodies(memoryview(b"".join(pack_bodies([b"ab", b"", b"c"]))), count=3)
     [b'ab', b'', b'c']
     """
-    if 4 * count <= len(column) and count <= EQUAL_COUNT_MAX and (same := _same_size(column, count)):
+    if (
+        4 * count <= len(column)
+        and count <= EQUAL_COUNT_MAX
+        and (same := _same_size(column, count))
+    ):
         return list(_equal_values(same, count).unpack_from(column, 4 * count))
     ends = _ends(lengths_of(column, count=count).tolist(), column)
     joined = bytes(column[4 * count :])

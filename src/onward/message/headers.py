@@ -63,7 +63,7 @@ def decode_headers(packed: bytes) -> dict[str, str | bytes]:
 
 
 def _one_header(name: str, value: str | bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    if not isinstance(name, str) or not isinstance(value, str | bytes | bytearray | memoryview):
+    if type(name) is not str or not isinstance(value, str | bytes | bytearray | memoryview):
         raise InvalidRequest("headers have text as names, and text or bytes as values")
     flag, packed = (_TEXT, _utf8(value)) if isinstance(value, str) else (0, bytes(value))
     packed_name = _utf8(name)

@@ -134,10 +134,19 @@ class Connection:
 
     def _check_each(self, frames: list[Frame]) -> None:
         for kind, _, payload in frames:
-            if kind not in ALLOWED[self._peer][self.state]:
-                raise self._not_allowed(kind)
-            if kind not in self._usual:
-                self._moved(kind, payload)
+            self.check(kind, payload)
+
+    def check(self, kind: int, payload: bytes | bytearray) -> None:
+        """Check one frame against the table, and change the state when it does.
+
+        For a shell that takes frames from the receiver itself, because most need no check.
+        """
+        if kind not in ALLOWED[self._peer][self.state]:
+            error = self._not_allowed(kind)
+            self.state = State.CLOSED
+            raise error
+        if kind not in self._usual:
+            self._moved(kind, payload)
 
     def _moved(self, kind: int, payload: bytes | bytearray) -> None:
         raise NotImplementedError

@@ -14,6 +14,7 @@ really come, so who announces 17 MiB and sends nothing costs little. After a `Pr
 stream has no meaning any more: close it. What came before the fault in one read is not delivered.
 """
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -84,10 +85,30 @@ class Receiver:
         view = self._view
         assert view is not None, "received() without buffer()"
         self._view = None
+        if n >= 12 and not self._tail and not self._preface:
+            # Mostly it is one whole frame: nothing to cut, nothing left over.
+            length, kind, request_id = _unpack_header(view, 0)
+            if length + 4 == n <= self.frame_bytes_max and kind < 256:
+                return [(kind, request_id, bytes(view[12:n]))]
         end = len(self._tail) + n
         if self._preface:
             return self._cut_preface(view, end)
         return self._cut(view, 0, end)
+
+    def feed(self, received: bytes, shared: bytearray) -> Iterator[list[Frame]]:
+        """Take bytes that were received elsewhere; give the frames that they complete.
+
+        >>> list(Receiver(frame_bytes_max=1000).feed(bytes.fromhex("08000000 02000000 07000000"), bytearray(64)))
+        [[(2, 7, b'')]]
+        """
+        rest = memoryview(received)
+        while rest:
+            buffer = self.buffer(shared)
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            rest = rest[count:]
+            if frames := self.received(count):
+                yield frames
 
     def _cut(self, view: memoryview, start: int, end: int) -> list[Frame]:
         frames: list[Frame] = []

@@ -1,9 +1,12 @@
 """A world in which everything goes wrong on purpose, and the same way again from one seed.
 
 For the tests of Onward and of programs that use it. Reading order: `clock` (time by hand), `disk`
-(errors, a full disk, power cuts), `loop` (virtual time), `network` (delay, loss, partitions).
+(errors, a full disk, power cuts), `loop` (virtual time), `network` (delay, loss, partitions), then
+what stands on them: `simulator` (a whole run), `scenario`, `node` (the broker's machine, with its
+`commit`), `workload` (programs), `trouble`, `history` and `checker` (what they saw, and whether it
+is possible), `fold` (whether the log says it all).
 
-    run(coroutine, seed=7)
+    simulate(seed=7)
       └─ VirtualLoop ─ VirtualClock       hours pass in milliseconds
            ├─ LossyNetwork                what is between clients and broker
            └─ FaultyDisk                  what is below the log

@@ -16,6 +16,7 @@ import msgspec
 from onward.broker.broker import SavedState
 from onward.broker.catalogue import Catalogue, Topic
 from onward.broker.producers import WINDOW, Producers
+from onward.log.check import Check
 from onward.log.disk import Disk
 from onward.log.log import Log, LogLimits
 from onward.log.memory_disk import MemoryDisk
@@ -33,18 +34,34 @@ def copy_folder(disk: Disk, folder: str) -> MemoryDisk:
     copy.make_folder(folder)
     for name in disk.list_folder(folder):
         file = disk.open(f"{folder}/{name}")
-        copy.open(f"{folder}/{name}", create=True).write(0, [file.map()])
+        copy.open(f"{folder}/{name}", create=True).write(0, [memoryview(file.map())])
         file.close()
     return copy
 
 
 def compare_folds(disk: Disk, folder: str) -> list[str]:
-    """Return what a folder means with its derived files and does not mean without them."""
+    """Return what a folder means with its derived files and does not mean without them.
+
+    `onward log check` must find nothing either: no crash is damage.
+    """
+    checked = copy_folder(disk, folder)
     with_files = _Fold(copy_folder(disk, folder), folder)
     bare = copy_folder(disk, folder)
     _remove_derived(bare, folder)
     without = _Fold(bare, folder)
-    return [*_compare_state(with_files, without), *_compare_messages(with_files, without)]
+    return [
+        *_compare_state(with_files, without),
+        *_compare_messages(with_files, without),
+        *_check(checked, folder),
+    ]
+
+
+def _check(disk: Disk, folder: str) -> Iterator[str]:
+    if list_segments(disk, folder):
+        check = Check(disk, folder)
+        check.run()
+        if check.is_damaged:
+            yield f"a check finds {check.problems} and {check.damages}"
 
 
 class _Fold:

@@ -57,8 +57,9 @@ async def open_broker(
     **others: Any,
 ) -> Broker:  # fmt: skip
     return await Broker.open(
-        settings or settings_with(), disk=disk or MemoryDisk(), clock=clock or ManualClock(), **others
-    )
+        settings or settings_with(), disk=disk or MemoryDisk(), clock=clock or ManualClock(),
+        **others,
+    )  # fmt: skip
 
 
 async def turns(count: int = 30) -> None:
@@ -107,9 +108,7 @@ class Speaker(asyncio.BufferedProtocol):
     @classmethod
     async def to(cls, broker: Broker, *, token: str | None = None, greet: bool = True) -> Speaker:
         speaker = cls(token)
-        speaker.transport, _ = connect_pipe(
-            speaker, broker.session(), asyncio.get_running_loop()
-        )
+        speaker.transport, _ = connect_pipe(speaker, broker.session(), asyncio.get_running_loop())
         if greet:
             speaker.transport.write(speaker.connection.hello(speaker._hello))
         await turns()

@@ -118,7 +118,8 @@ def test_the_rule_of_a_topic_decides_who_may_read_and_write() -> None:
     catalogue = Catalogue()
     for number, rule in enumerate(("read-write", "write-only", "read-only", "closed"), 1):
         create(catalogue, number, rule, rule=rule)
-    assert [t.name for t in catalogue.by_number.values() if t.is_open] == ["read-write", "write-only"]
+    is_open = [topic.name for topic in catalogue.by_number.values() if topic.is_open]
+    assert is_open == ["read-write", "write-only"]
     assert catalogue.find_readable("read-only").number == 3
     with pytest.raises(Forbidden, match="cannot be read"):
         catalogue.find_readable("closed")

@@ -261,16 +261,15 @@ async def test_a_checkpoint_that_a_full_disk_refused_loses_nothing() -> None:
 
 async def test_a_sync_that_fails_beside_a_commit_is_fatal() -> None:
     disk, clock = FaultyDisk(Random(1)), ManualClock()
-    failures: list[Exception] = []
-    broker = await open_broker(disk, clock=clock, on_failure=failures.append)
+    failed = asyncio.Event()
+    broker = await open_broker(disk, clock=clock, on_failure=lambda error: failed.set())
     speaker = await Speaker.to(broker)
     await speaker.publish("orders", durability=Durability.MEMORY)
     await speaker.publish("orders", durability=Durability.MEMORY)
     disk.fail("sync")
     clock.advance(2_000)
-    async with asyncio.timeout(5):
-        while not failures:
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(failed.wait(), 5)
+    await turns()
     assert speaker.is_lost
     await broker.stop()
 
@@ -300,12 +299,13 @@ async def test_a_stop_waits_for_the_work_under_way_and_writes_nothing_beside_it(
         folder=str(tmp_path), preallocate_bytes=0, disk_reserve_bytes=0, checkpoint_rows=1
     )
     broker = await Broker.open(Settings(log=log))
-    gate, begun = threading.Event(), 0
+    gate, begun, is_begun = threading.Event(), 0, asyncio.Event()
     in_thread = broker.in_thread
 
     async def gated(work: Callable[[], object]) -> object:
         nonlocal begun
         begun += 1
+        is_begun.set()
 
         def pass_gate() -> object:
             gate.wait(5)
@@ -316,9 +316,7 @@ async def test_a_stop_waits_for_the_work_under_way_and_writes_nothing_beside_it(
     broker.housekeeping._in_thread = gated
     speaker = await Speaker.to(broker)
     speaker.say_publish("orders")
-    async with asyncio.timeout(5):
-        while not begun:
-            await asyncio.sleep(0.001)
+    await asyncio.wait_for(is_begun.wait(), 5)
     stopping = asyncio.ensure_future(broker.stop())
     await asyncio.sleep(0.02)
     assert (begun, stopping.done()) == (1, False)

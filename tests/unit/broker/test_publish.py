@@ -150,7 +150,9 @@ async def test_a_sequence_older_than_the_window_is_a_conflict() -> None:
         ("orders", {"producer_id": 1, "sequence": 2**63}, "invalid_request"),
     ],
 )
-async def test_what_is_refused_creates_nothing(topic: str, options: dict[str, int], code: str) -> None:
+async def test_what_is_refused_creates_nothing(
+    topic: str, options: dict[str, int], code: str
+) -> None:
     broker = await open_broker()
     speaker = await Speaker.to(broker)
     assert await speaker.publish(topic, **options) == code
@@ -284,7 +286,9 @@ async def test_a_failed_sync_answers_nothing_and_ends_the_broker() -> None:
     assert len(failures) == 1
     await broker.stop()
     names = disk.list_folder("log")
-    assert not [name for name in names if name.startswith("checkpoint")]
+    # The one of the empty log, from the start; none that vouches for what the disk refused.
+    kept = [name for name in names if name.startswith("checkpoint")]
+    assert kept in ([], ["checkpoint-00000000000000000000-0"])
 
 
 async def test_an_overloaded_broker_refuses_in_order_and_takes_in_order() -> None:
@@ -338,15 +342,15 @@ async def test_a_connection_with_too_many_unanswered_bytes_is_not_read() -> None
     settings = settings_with(server={"connection_bytes_max": 65_536})
     broker = await open_broker(settings=settings, commit=HeldCommit)
     speaker = await Speaker.to(broker)
-    for _ in range(20):
+    for _ in range(100):
         speaker.say_publish("orders", [bytes(30_000)])
-    await turns(100)
-    assert broker.publishing.inflight_bytes < 450_000
-    for _ in range(30):
+        await turns(3)
+    assert broker.publishing.inflight_bytes < 200_000
+    for _ in range(100):
         if held(broker).held:
             held(broker).release()
         await turns()
-    assert broker.catalogue.find("orders").next_offset == 20
+    assert broker.catalogue.find("orders").next_offset == 100
     assert broker.publishing.inflight_bytes == 0
     await broker.stop()
 

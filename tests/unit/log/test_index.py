@@ -1,4 +1,4 @@
-"""Rows: any offset, time or event id is found, in memory and in files, as an obvious search does."""
+"""Rows: offsets, times and event ids are found, in memory and in files, as by an obvious search."""
 
 from pathlib import Path
 
@@ -31,8 +31,9 @@ def entries_of(shape: Shape, *, first_index: int = 10) -> list[Entry]:
         next_offset[topic] = base + count
         time_ms += later_ms
         length = 80 + 8 * count
+        index = first_index + number
         entries.append(
-            Entry(position, length, 0, 0, first_index + number, 0, time_ms, base, 0, topic, count, 1, 0)
+            Entry(position, length, 0, 0, index, 0, time_ms, base, 0, topic, count, 1, 0)
         )
         position += length
     return entries

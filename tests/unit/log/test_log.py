@@ -38,7 +38,8 @@ def test_every_topic_is_read_in_order_across_segments(*, sealed: bool) -> None:
     assert len(writer.log.segments) > 3
     for topic in (1, 2, 3, 4):
         spans = writer.read(topic)
-        assert [base for base, _ in spans] == [sum(c for _, c in spans[:n]) for n in range(len(spans))]
+        starts = [sum(count for _, count in spans[:number]) for number in range(len(spans))]
+        assert [base for base, _ in spans] == starts
         assert sum(count for _, count in spans) == writer.next[topic]
 
 
@@ -110,7 +111,8 @@ def test_a_time_or_an_event_id_is_found_wherever_it_lies() -> None:
     assert log.offset_from_time(1, 1_001) == 1
     assert log.offset_from_time(1, 1_390) == 39
     assert log.offset_from_time(1, 1_391) is None
-    assert [log.offset_after_index(1, index) for index in (0, 1, 2, 3, 78, 79)] == [0, 1, 1, 2, 39, None]
+    found = [log.offset_after_index(1, index) for index in (0, 1, 2, 3, 78, 79)]
+    assert found == [0, 1, 1, 2, 39, None]
     assert log.offset_after_index(2, 80) is None
 
 

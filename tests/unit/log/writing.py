@@ -1,4 +1,4 @@
-"""A log that tests write to by hand: entries of a few topics, folded into the offsets they reached."""
+"""A log that tests write to by hand: entries of a few topics, folded into their next offsets."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""What a seed chooses before its run begins: sizes, programs, topics, and which faults there are.
+
+A seed chooses only some of the faults, so that each of them is also met without the others hiding
+it. Sizes are small, so that segments, runs, checkpoints and rewrites come and go all the time; some
+are smaller than a configuration file may say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from onward.settings import LogSettings, ServerSettings, Settings
+from onward.testing.history import TopicKind
+
+TROUBLES = (
+    "power", "power in mid-operation", "kill", "stop", "sync error", "cut", "half-open",
+    "partition", "clock", "full disk", "short writes", "uncached reads", "slow network",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The world of one run."""
+
+    troubles: tuple[str, ...]
+    settings: Settings
+    publishers: int
+    followers: int
+    topics: tuple[str, ...]
+    trouble_ms: int
+    pause_ms_max: int
+    executor_ms_max: int
+
+    @classmethod
+    def choose(cls, random: Random, *, troubles: tuple[str, ...] | None = None) -> Scenario:
+        """Choose some of everything; `troubles` replaces those that would be chosen.
+
+        >>> Scenario.choose(Random(7), troubles=("power",)).troubles
+        ('power',)
+        """
+        chosen = tuple(random.sample(TROUBLES, random.randint(1, 6)))
+        is_bounded = random.random() < 0.2
+        return cls(
+            troubles=chosen if troubles is None else troubles,
+            settings=_settings(random, retention_bytes=60_000 if is_bounded else 0),
+            publishers=random.randint(1, 4),
+            followers=random.randint(1, 4),
+            topics=_topics(random, "trimmed" if is_bounded else "kept"),
+            trouble_ms=random.choice((10_000, 30_000, 60_000)),
+            pause_ms_max=random.choice((20, 200, 1_000)),
+            executor_ms_max=random.choice((1, 5, 50, 300)),
+        )
+
+
+def _topics(random: Random, kind: TopicKind) -> tuple[str, ...]:
+    """Return some topics of one kind and some of others: see `history`."""
+    most = [f"{kind}-{number}" for number in range(random.randint(1, 3))]
+    others = random.sample(("trimmed-9", "brief-0", "brief-1", "volatile-0"), random.randint(1, 4))
+    return (*most, *others)
+
+
+def _settings(random: Random, *, retention_bytes: int) -> Settings:
+    return Settings(
+        server=ServerSettings(
+            heartbeat_ms=random.choice((500, 5_000)),
+            inflight_bytes_max=random.choice((20_000, 64 << 20)),
+            connection_bytes_max=random.choice((10_000, 8 << 20)),
+            stop_ms=random.choice((50, 10_000)),
+        ),
+        log=LogSettings(
+            folder="log",
+            segment_bytes_max=random.choice((8_192, 16_384, 65_536, 1 << 20)),
+            checkpoint_rows=random.choice((5, 50, 1_000)),
+            checkpoint_bytes=random.choice((8_192, 65_536, 1 << 20)),
+            preallocate_bytes=random.choice((0, 4_096, 65_536)),
+            disk_reserve_bytes=random.choice((0, 30_000)),
+            retention_ms=0,
+            retention_bytes=retention_bytes,
+            interval_ms=random.choice((10, 1_000)),
+        ),
+    )
