@@ -18,7 +18,7 @@ import msgspec
 
 from onward.log.checkpoint import checkpoint_names, read_checkpoint
 from onward.log.disk import Disk
-from onward.log.index import ROW, NewRows, Row, RowsFile
+from onward.log.index import ROW, NewRows, Piece, Row, RowsFile
 from onward.log.inspect import Damage, Lost, Walk
 from onward.log.recovery import SCAN_BYTES
 from onward.log.segment import Segment
@@ -227,7 +227,7 @@ class _Offsets:
         self._damage = None if damage.has_rows else damage
 
 
-def _rows_below(rows: bytearray, end: int) -> bytes:
+def _rows_below(rows: Piece, end: int) -> bytes:
     """Return the rows of entries before position `end`; rows are in the order of positions."""
     count = sum(1 for row in ROW.iter_unpack(rows) if row[5] < end)
     return bytes(rows[: count * ROW.size])

@@ -9,13 +9,14 @@ A row says where one entry of one topic lies:
 segment, or the index of a sealed one: the same format) is
 
     0      4         8             16       20     24    28     32
-    | OIDX | version | first index | topics | rows | crc | zero | directory | rows |
+    | OIDX | version | first index | topics | rows | crc | indexes | directory | rows |
 
 with one directory record per topic, sorted by its number:
 
     0       4      8           16      24           32          40
     | topic | rows | first row | bytes | end offset | last time |
 
+`indexes` is how many indexes the sealed segment covers (0 in a run): where the next one must begin.
 `crc` is crc32c of everything after the header. These files are derived: a lost or damaged one is
 built again from its segment. Rows of one topic are always in the order of their offsets, so
 everything is found by binary search, and no work is done per message.
@@ -44,6 +45,10 @@ _TIME = (Struct("<q"), 16)
 _DELTA = (Struct("<I"), 24)
 _TOPIC = Struct("<I")
 _UNIT_BYTES = 1 << 20
+
+
+Piece = bytearray | memoryview
+"""Packed rows of one topic."""
 
 
 class Row(NamedTuple):
@@ -147,7 +152,7 @@ class NewRows:
         rows = self._rows.get(topic)
         return [] if rows is None else [TopicRows(rows, 0, len(rows) // ROW_BYTES)]
 
-    def pieces(self) -> Iterator[tuple[int, bytearray]]:
+    def pieces(self) -> Iterator[tuple[int, Piece]]:
         """Walk over (topic, packed rows) in the order of topics."""
         return iter(sorted(self._rows.items()))
 
@@ -158,8 +163,8 @@ class RowsFile:
     def __init__(self, buffer: bytes | memoryview, *, path: str) -> None:
         self.path = path
         self._buffer = buffer
-        magic, version, self.first_index, self._topics, self.count, crc, _ = HEADER.unpack_from(
-            buffer
+        (magic, version, self.first_index, self._topics, self.count, crc, self.index_count) = (
+            HEADER.unpack_from(buffer)
         )
         self._rows_start = HEADER.size + self._topics * DIRECTORY.size
         if (
@@ -207,7 +212,7 @@ class RowsFile:
         """Walk over the directory, in the order of topics."""
         return map(self._summary_at, range(self._topics))
 
-    def pieces(self) -> Iterator[tuple[int, memoryview]]:
+    def pieces(self) -> Iterator[tuple[int, Piece]]:
         """Walk over (topic, packed rows) in the order of topics."""
         rows = memoryview(self._buffer)[self._rows_start :]
         for summary in self.summaries():
@@ -227,7 +232,9 @@ class RowsFile:
 Rows = NewRows | RowsFile
 
 
-def write_rows(disk: Disk, path: str, *, first_index: int, sources: Sequence[Rows]) -> None:
+def write_rows(
+    disk: Disk, path: str, *, first_index: int, sources: Sequence[Rows], index_count: int = 0
+) -> None:
     """Merge `sources`, oldest first, into one file at `path`, durable when this returns.
 
     It copies whole pieces, so its cost is per topic and source, not per row, and only one piece
@@ -245,7 +252,7 @@ def write_rows(disk: Disk, path: str, *, first_index: int, sources: Sequence[Row
             position += len(unit)
             crc = crc32c(unit, crc)
         topics = len(directory) // DIRECTORY.size
-        write_all(file, 0, HEADER.pack(MAGIC, VERSION, first_index, topics, rows, crc, 0))
+        write_all(file, 0, HEADER.pack(MAGIC, VERSION, first_index, topics, rows, crc, index_count))
         file.sync()
     finally:
         file.close()
@@ -278,13 +285,13 @@ def _units(directory: bytes, sources: Sequence[Rows]) -> Iterator[bytes]:
 
 def _merged(
     sources: Sequence[Rows],
-) -> Iterator[tuple[int, list[bytearray | memoryview]]]:
+) -> Iterator[tuple[int, list[Piece]]]:
     """Walk over (topic, its pieces oldest first) in the order of topics."""
     walks = [iter(source.pieces()) for source in sources]
     heads = [next(walk, None) for walk in walks]
     while any(head is not None for head in heads):
         topic = min(head[0] for head in heads if head is not None)
-        pieces: list[bytearray | memoryview] = []
+        pieces: list[Piece] = []
         for number, head in enumerate(heads):
             if head is not None and head[0] == topic:
                 pieces.append(head[1])

@@ -311,6 +311,7 @@ class Log:
             segment.index_path,
             first_index=segment.first_index,
             sources=segment.sources(),
+            index_count=segment.next_index - segment.first_index,
         )
         self.disk.sync_folder(self.folder)
         return RowsFile.open(self.disk, segment.index_path)

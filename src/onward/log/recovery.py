@@ -107,7 +107,8 @@ class _Opening:
     def _without_unused(self, segments: list[Segment]) -> list[Segment]:
         """Remove files that a roll created and never used, except an aligned one at the end.
 
-        What has an index file was used: if it is empty now, it is damaged, and its readers are told.
+        What has an index file was used: if it is empty now, it is damaged, and its readers are
+        told.
         """
         sealed = self._sealed_paths(segments)
         kept: list[Segment] = []
@@ -174,6 +175,12 @@ class _Opening:
             rows = RowsFile.open(self.disk, segment.index_path)
         except (OSError, ValueError):
             rows = self._rebuild(segment)
+        if segment.first_index + rows.index_count != next_index:
+            raise Corruption(
+                f"the segment after {segment.path} is missing: it begins at index "
+                f"{segment.first_index + rows.index_count}, the next one there is at {next_index}; "
+                f"restore it from a copy, or run 'onward log check {self.folder}'"
+            )
         segment.sealed = rows
         segment.last_time_ms = max((s.last_time_ms for s in rows.summaries()), default=0)
         segment.close()
