@@ -24,13 +24,13 @@ class AckBeforeSync(SimulatedCommit):
 
 def forget_repeats(broker: Broker) -> None:
     """Stores a batch again when it comes again."""
-    begin = broker.producers.begin
+    find = broker.producers.find
 
-    def begin_anew(producer_id: int, sequence: int) -> tuple[int, int] | None:
-        stored = begin(producer_id, sequence)
+    def find_under_way(producer_id: int, sequence: int) -> tuple[int, int] | None:
+        stored = find(producer_id, sequence)
         return stored if stored is not None and stored[0] == UNDER_WAY else None
 
-    broker.producers.begin = begin_anew
+    broker.producers.find = find_under_way
 
 
 def forget_order(broker: Broker) -> None:

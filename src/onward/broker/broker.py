@@ -15,6 +15,8 @@ import secrets
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import chain
+from operator import itemgetter
 from typing import Literal, TypeVar
 
 import msgspec
@@ -31,6 +33,7 @@ from onward.broker.session import Session
 from onward.clock import Clock, SystemClock
 from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
 from onward.log.disk import Disk, OsDisk
+from onward.log.index import ROW, Row, Rows, RowsFile
 from onward.log.log import Log, LogLimits
 from onward.log.recovery import Apply, Opened, open_log
 from onward.message.entry import Entry
@@ -192,8 +195,7 @@ class Broker:
         self.publishing.end_topic(topic, ending, done=settle)
 
     def _open_bytes_of(self, number: int) -> int:
-        rows = self.log.tail.rows_of(number)
-        return sum(one.row(n).length for one in rows for n in range(one.count))
+        return sum(_bytes_of(source, number) for source in self.log.tail.sources())
 
     def _dead_bytes_at_start(self) -> int:
         """A broker that ended right after a topic did has not given its space back."""
@@ -312,6 +314,15 @@ class _Folding:
         self.entry_count += 1
         self.catalogue.apply(entry, body)
         self.producers.apply(entry, body)
+
+
+def _bytes_of(source: Rows, topic: int) -> int:
+    """Return the bytes of a topic's entries. A file of rows knows; those in memory are not many."""
+    if isinstance(source, RowsFile):
+        summary = source.summary_of(topic)
+        return 0 if summary is None else summary.bytes
+    rows = chain.from_iterable(ROW.iter_unpack(one.buffer) for one in source.rows_of(topic))
+    return sum(map(itemgetter(Row._fields.index("length")), rows))
 
 
 def _report(opened: Opened, folder: str, folding: _Folding) -> None:

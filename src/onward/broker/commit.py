@@ -73,6 +73,6 @@ class InlineCommit:
 def _perform(log: Log, write: Write, *, sync: bool) -> Exception | None:
     try:
         log.perform(write, sync=sync)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (handed on: whoever waits decides)
         return error
     return None

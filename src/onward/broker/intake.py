@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 SMALL_BYTES_MAX: Final = 8 << 10
 
-# For each length of a topic's name, what is before the bodies of a plain frame in one struct: length,
-# kind with flags and zero, request id; (durability, name bytes, zero, name); magic, length, crc,
-# version with flags and columns, count, raw bytes, producer id, sequence, (time), kind of the column,
-# its bytes.
+# For each length of a topic's name, what is before the bodies of a plain frame, in one struct:
+# length, kind with flags and zero, request id; (durability, name bytes, zero, name); magic, length,
+# crc, version with flags and columns, count, raw bytes, producer id, sequence, (time), kind of the
+# column, its bytes.
 _HEADS: Final = [
     Struct(f"<III4x{name_bytes}xIIIIIIQQ8xII").unpack_from for name_bytes in range(129)
 ]
@@ -72,15 +72,18 @@ class Intake:
             return
         arrived, self._arrived = self._arrived, []
         publishing = self._broker.publishing
-        if publishing.is_easy:
-            self._take_plain(arrived)
+        bytes_max = len(arrived) * SMALL_BYTES_MAX
+        if bytes_max > publishing.room_bytes:
+            bytes_max = sum([len(received) for _, received in arrived])
+        if bytes_max <= publishing.room_bytes:
+            self._take_plain(arrived, bytes_max)
         else:
             for session, received in arrived:
                 session.receive(received)
         publishing.commit_when_due()
 
-    def _take_plain(self, arrived: list[tuple[Session, bytes]]) -> None:
-        """Take the plain ones; hand the others on."""
+    def _take_plain(self, arrived: list[tuple[Session, bytes]], bytes_max: int) -> None:
+        """Take the plain ones; hand the others on. There is room for all, at most `bytes_max`."""
         publishing, now_ms = self._broker.publishing, self._broker.now_monotonic_ms
         routes, windows = publishing.routes, self._broker.producers.windows
         limit = publishing.message_bytes_max
@@ -88,7 +91,8 @@ class Intake:
         topic: Topic | None = None
         taken: list[Publish] = []
         taken_bytes, durability = 0, 0
-        for session, received in arrived:
+        rest = iter(arrived)
+        for session, received in rest:
             size = len(received)
             if size >= _FRAME_BYTES_MIN and session.is_plain:
                 name_bytes = received[_NAME_BYTES]
@@ -146,5 +150,9 @@ class Intake:
                 publishing.collect(topic, taken, taken_bytes, durability)
                 topic, taken, taken_bytes, durability = None, [], 0, 0
             session.receive(received)
+            if publishing.room_bytes < bytes_max:
+                # It completed something large: now each must be asked whether it has room.
+                for session, received in rest:
+                    session.receive(received)
         if topic is not None:
             publishing.collect(topic, taken, taken_bytes, durability)

@@ -45,36 +45,44 @@ class Producers:
     def __len__(self) -> int:
         return len(self.windows)
 
-    def begin(self, producer_id: int, sequence: int) -> tuple[int, int] | None:
-        """Take note that a publish is on its way to the disk, and return None; or, for a repeat,
-        where the first one is stored: offset and event id.
+    def find(self, producer_id: int, sequence: int) -> tuple[int, int] | None:
+        """Return where a publish is stored, offset and event id; None when it is new.
 
-        The offset is `UNDER_WAY` when that one has no answer yet. Raises `Conflict` when it is
-        older than what is remembered.
+        The offset is `UNDER_WAY` when it has no answer yet. Raises `Conflict` when it is older than
+        what is remembered. Nothing is taken note of: what is new may still be refused.
         """
-        window = self.windows.get(producer_id) or self._new_window(producer_id)
+        if sequence > SEQUENCE_MAX:
+            raise InvalidRequest(f"sequence {sequence} is too large")
+        window = self.windows.get(producer_id)
+        if window is None:
+            return None
         slot = WINDOW_HEAD + sequence % WINDOW * 3
         if window[slot] == sequence + 1:
             return window[slot + 1], window[slot + 2]
-        if sequence > window[0]:
-            if sequence > SEQUENCE_MAX:
-                raise InvalidRequest(f"sequence {sequence} is too large")
-            window[0] = sequence
-        elif sequence + WINDOW <= window[0]:
+        if sequence + WINDOW <= window[0]:
             raise Conflict(
                 f"sequence {sequence} is older than the last {WINDOW} of its producer: "
                 f"whether it was stored is no longer known"
             )
-        window[slot] = sequence + 1
-        window[slot + 1] = UNDER_WAY
         return None
 
+    def begin(self, producer_id: int, sequence: int) -> None:
+        """Take note that a publish, which `find` did not find, is on its way to the disk."""
+        window = self.windows.get(producer_id) or self._new_window(producer_id)
+        if sequence > window[0]:
+            window[0] = sequence
+        slot = WINDOW_HEAD + sequence % WINDOW * 3
+        window[slot] = sequence + 1
+        window[slot + 1] = UNDER_WAY
+
     def give_up(self, producer_id: int, sequence: int) -> None:
-        """Take back `begin`: it was not stored."""
+        """Take back `begin`: it was not stored. A producer of whom nothing is left is forgotten."""
         window = self.windows.get(producer_id)
         slot = WINDOW_HEAD + sequence % WINDOW * 3
         if window is not None and window[slot] == sequence + 1 and window[slot + 1] == UNDER_WAY:
-            window[slot] = 0
+            window[slot] = window[slot + 1] = 0
+            if not any(window[WINDOW_HEAD::3]):
+                del self.windows[producer_id]
 
     def record(self, producer_id: int, sequence: int, offset: int, event_id: int) -> None:
         """Remember where a publish went."""

@@ -38,7 +38,7 @@ from onward.errors import (
 from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, largest_body_bytes
-from onward.message.entry import Draft, Kind
+from onward.message.entry import Draft, Entry, Kind
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind as FrameKind
 from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
@@ -71,7 +71,7 @@ A plain tuple: one is made for each frame, and it is the cheapest thing that hol
 class Change:
     """A change of a topic on its way to the disk."""
 
-    __slots__ = ("body", "done", "kind", "undo")
+    __slots__ = ("body", "done", "kind")
 
     def __init__(
         self,
@@ -135,6 +135,8 @@ class Publishing:
         self._wait: asyncio.TimerHandle | None = None
         self._waiters: dict[tuple[int, int], list[tuple[Session, int]]] = {}
         """Who sent a batch again while it was under way, by producer id and sequence."""
+        self._creating: dict[Topic, list[Callable[[OnwardError | None], None]]] = {}
+        """Who waits until a topic is durable, or is told that it will not be."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.inflight_bytes = 0
@@ -147,13 +149,12 @@ class Publishing:
 
     def publish(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         """Take one PUBLISH frame; its answer goes to the session when it is durable."""
-        producer_id = sequence = 0
         try:
             topic, durability, start = self._route(payload)
             header = check_batch(payload, start)
             producer_id, sequence = header.producer_id, header.sequence
             if producer_id:
-                stored = self._producers.begin(producer_id, sequence)
+                stored = self._producers.find(producer_id, sequence)
                 if stored is not None:
                     self._repeat(session, request_id, producer_id, sequence, stored)
                     return
@@ -167,9 +168,11 @@ class Publishing:
             if not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
         except OnwardError as error:
-            self._producers.give_up(producer_id, sequence)
             session.refuse(request_id, error)
             return
+        if producer_id:
+            # Only now: what is refused must leave no trace, and push no real producer out.
+            self._producers.begin(producer_id, sequence)
         batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
         publish = session, request_id, batch, header.count, producer_id, sequence, durability
         self.collect(topic, [publish], header.length, durability)
@@ -269,11 +272,11 @@ class Publishing:
     # --- collect -----------------------------------------------------------------------------
 
     @property
-    def is_easy(self) -> bool:
-        """Tell whether everything that is well-formed would be taken now."""
-        return not (
-            self.is_stopping or self.disk_is_full or self.inflight_bytes > self._inflight_bytes_max
-        )
+    def room_bytes(self) -> int:
+        """Return how many bytes that are well-formed would surely be taken now; or less than 0."""
+        if self.is_stopping or self.disk_is_full:
+            return -1
+        return self._inflight_bytes_max - self.inflight_bytes
 
     def collect(self, topic: Topic, publishes: list[Publish], size: int, durability: int) -> None:
         """Take accepted publishes to one topic into the next commit.
@@ -314,16 +317,25 @@ class Publishing:
     ) -> Topic:
         """Create a topic; it can be published to at once, `done` comes when it is durable."""
         topic = self._catalogue.add(record)
+        self._creating[topic] = [done]
 
         def settle(error: OnwardError | None) -> None:
             if error is not None:
                 self._catalogue.remove(record.number)
-            done(error)
+            for tell in self._creating.pop(topic):
+                tell(error)
 
         self._collected.created.append(Change(Kind.TOPIC_CREATED, record, done=settle))
         self._collected.sync = True
         self._commit_soon()
         return topic
+
+    def when_created(self, topic: Topic, done: Callable[[OnwardError | None], None]) -> None:
+        """Call `done` when a topic that is there is durable: now, or with who created it."""
+        if topic in self._creating:
+            self._creating[topic].append(done)
+        else:
+            done(None)
 
     def change_topic(
         self, record: TopicRecord, *, done: Callable[[OnwardError | None], None]
@@ -427,7 +439,7 @@ class Publishing:
         if error is None:
             self._succeed(collected, write)
         elif isinstance(error, OnwardError):
-            self._refuse(collected, write, error)
+            self._refuse(collected, error)
         else:
             self._fail(error)
             return
@@ -456,9 +468,9 @@ class Publishing:
             if topic.waiting:
                 self._wake(topic)
 
-    def _apply(self, change: Change, entry: object) -> None:
+    def _apply(self, change: Change, entry: Entry) -> None:
         self.routes.clear()
-        self._catalogue.apply(entry, change.body)  # type: ignore[arg-type]
+        self._catalogue.apply(entry, change.body)
         change.done(None)
 
     def _answer(
@@ -486,7 +498,7 @@ class Publishing:
                 session.write(published_frame(request_id, offset, index, reached, repeat=True))
             offset += count
 
-    def _refuse(self, collected: Collected, write: Write, error: OnwardError) -> None:
+    def _refuse(self, collected: Collected, error: OnwardError) -> None:
         """Nothing was written: put the offsets back and say so to everyone who waits.
 
         Also to those who came meanwhile: they may rely on a topic that was not created.

@@ -96,7 +96,9 @@ class Requests:
         check_topic_name(wanted.topic)
         existing = self._broker.catalogue.by_name.get(wanted.topic)
         if existing is not None and not existing.ending and wanted.exist_ok:
-            self._reply(session, request_id, self.describe(existing))
+            # Another client may be creating it: its existence is a promise only when it is durable.
+            done = self._settle(session, request_id, lambda: self.describe(existing))
+            self._broker.publishing.when_created(existing, done)
             return
         if existing is not None:
             state = "is ending" if existing.ending else "exists already"

@@ -8,13 +8,13 @@ corruption        exit 5, with the command to run
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from onward.broker.broker import Broker
@@ -89,8 +89,7 @@ async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
 def _remove_socket(settings: Settings) -> None:
     path = settings.server.unix_socket
     if path and _is_dead_socket(path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        Path(path).unlink(missing_ok=True)
 
 
 def _is_dead_socket(path: str) -> bool:

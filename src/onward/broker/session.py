@@ -3,9 +3,10 @@
     hello ──▶ open ──▶ closing ──▶ closed
 
 Bytes come in through the `intake`, which takes plain publishes of all connections together; all
-else comes to `receive`. An idle connection costs a few hundred bytes. What a client may cost is bounded on both sides: too many unanswered bytes stop the reading,
-a full send buffer stops both the reading and the readers of this session. Whatever is wrong with
-what a client sends ends that client's connection and nobody else's.
+else comes to `receive`. An idle connection costs a few hundred bytes. What a client may cost is
+bounded on both sides: too many unanswered bytes stop the reading, a full send buffer stops both
+the reading and the readers of this session. Whatever is wrong with what a client sends ends that
+client's connection and nobody else's; what it sent after the fault is not looked at.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Session(asyncio.Protocol):
         self.is_plain = False
         """Open, with no partial frame and nothing refused: a PUBLISH needs no closer look."""
         self._is_open = False
+        self._is_closing = False
         self._transport: asyncio.Transport | None = None
         self.write: Callable[[bytes], None] = _into_nothing
         """Sends bytes. What is written in one turn of the loop leaves the socket together."""
@@ -98,7 +100,9 @@ class Session(asyncio.Protocol):
     # --- frames ------------------------------------------------------------------------------
 
     def receive(self, received: bytes) -> None:
-        """Take bytes by all the rules."""
+        """Take bytes by all the rules; after the end they mean nothing."""
+        if self._is_closing:
+            return
         self.last_heard_ms = self._broker.now_monotonic_ms
         try:
             for frames in self._connection.receiver.feed(received, self._broker.shared_buffer):
@@ -106,11 +110,12 @@ class Session(asyncio.Protocol):
                 for kind, request_id, payload in frames:
                     if kind == PUBLISH and self._is_open:
                         self._broker.publishing.publish(self, request_id, payload)
-                    else:
+                    elif not self._is_closing:
                         self._connection.check(kind, payload)
                         self._take(kind, request_id, payload)
         except ProtocolError as error:
-            self.end(error)
+            if not self._is_closing:
+                self.end(error)
         self.note_plain()
 
     def note_plain(self) -> None:
@@ -135,7 +140,6 @@ class Session(asyncio.Protocol):
                 case Kind.HELLO:
                     self._greet(decode_hello(payload))
                 case Kind.BYE:
-                    self._is_open = False
                     self.close()
         except (ProtocolError, Unauthenticated) as error:
             self.end(error)
@@ -189,13 +193,20 @@ class Session(asyncio.Protocol):
 
     def close(self) -> None:
         """Close after what was sent is out."""
+        self._take_no_more()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Close now."""
+        self._take_no_more()
         if self._transport is not None:
             self._transport.abort()
+
+    def _take_no_more(self) -> None:
+        """What the intake has gathered, or the rest of a piece, may still come after this."""
+        self._is_closing = True
+        self._is_open = self.is_plain = False
 
     # --- limits ------------------------------------------------------------------------------
 

@@ -147,7 +147,8 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
             print_line(sentence)
     if lost and not accept_loss:
         print_line(
-            "damaged entries are left as they are: they are never served, and a broker that must read them to start will not"
+            "damaged entries are left as they are: they are never served, "
+            "and a broker that must read them to start will not"
         )
         ctx.exit(ExitCode.CORRUPTION)
     _verify(disk, folder)

@@ -140,8 +140,8 @@ class Client:
         if self._opened is None:
             return
         keeper, producer = self._opened
-        while drain and not producer.is_idle:
-            await asyncio.sleep(0.005)
+        if drain:
+            await producer.drain()
         self._opened = None
         producer.close(NotConnected("the client is closed"))
         await keeper.close()
@@ -247,8 +247,9 @@ class Client:
         columns: dict[str, Sequence[object]] = {
             name: column
             for name, column in (
-                ("keys", keys), ("headers", headers), ("tags", tags and [_joined(tag) for tag in tags]), ("trace_ids", trace_ids),
-                ("priorities", priorities), ("tenants", tenants),
+                ("keys", keys), ("headers", headers),
+                ("tags", tags and [_joined(tag) for tag in tags]),
+                ("trace_ids", trace_ids), ("priorities", priorities), ("tenants", tenants),
             )
             if column is not None
         }  # fmt: skip
@@ -417,7 +418,7 @@ class Client:
         return True
 
     async def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
-        """Return all topics in the order of their names; with `ended` also those that are no more."""
+        """Return all topics in the order of their names; `ended` adds those that are no more."""
         found: list[TopicDescription] = []
         after = ""
         while True:

@@ -36,12 +36,16 @@ class Embedded:
         """Start the broker that `address` names, or join the one that runs."""
         key = (id(asyncio.get_running_loop()), address.place) if _is_shared(address) else None
         if key is not None and (running := cls._shared.get(key)) is not None:
-            running._users += 1
-            return running
+            return running.join()
         embedded = cls(await _open_broker(address, settings), key)
         if key is not None:
             cls._shared[key] = embedded
         return embedded
+
+    def join(self) -> Embedded:
+        """Use it once more: who joins also closes."""
+        self._users += 1
+        return self
 
     async def dial(self, make: Callable[[], Link]) -> Link:
         """Connect a new link."""

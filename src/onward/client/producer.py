@@ -4,8 +4,8 @@
                      one flush per turn of the loop        └── connection lost: sent again
 
 Every batch carries the producer's id and a sequence, so the broker stores it once however often
-it is sent. At most as many sequences are unanswered as the broker remembers; while that many
-are under way, batches fill. What an overloaded broker refused is sent again, before anything new and
+it is sent. At most as many sequences are unanswered as the broker remembers; while that many are
+under way, batches fill. What an overloaded broker refused is sent again, before anything new and
 after all that was sent has an answer: so the order is kept. A publish fails with `OutcomeUnknown`
 only when it may have been stored: it was sent, and there was no answer in time.
 """
@@ -179,6 +179,7 @@ class Producer:
         self._not_before = 0.0
         self._check: asyncio.TimerHandle | None = None
         self._space = asyncio.Event()
+        self._settled = asyncio.Event()
         self.waiting_bytes = 0
         self.is_closed = False
 
@@ -236,6 +237,8 @@ class Producer:
         while self.waiting_bytes > WAITING_BYTES_MAX:
             self._space.clear()
             await self._space.wait()
+        if self.is_closed:
+            raise NotConnected("the client is closed")
 
     def check_space(self) -> None:
         """Raise `Overloaded` when there is no room for more."""
@@ -264,6 +267,7 @@ class Producer:
             )
             self._fail(sent, unknown if sent.is_sent else error)
         for batch in (*self._waiting, *self._open.values()):
+            self._release(batch)
             batch.fail(error)
         self._waiting.clear()
         self._open.clear()
@@ -272,6 +276,12 @@ class Producer:
     def is_idle(self) -> bool:
         """Tell whether everything is answered."""
         return not (self._sent or self._waiting or self._open)
+
+    async def drain(self) -> None:
+        """Return when everything that was published has its answer or its deadline."""
+        while not self.is_idle:
+            self._settled.clear()
+            await self._settled.wait()
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -432,6 +442,7 @@ class Producer:
 
     def _release(self, batch: OpenBatch | WholeBatch) -> None:
         self.waiting_bytes -= batch.bytes
+        self._settled.set()
         if self.waiting_bytes <= WAITING_BYTES_MAX:
             self._space.set()
 

@@ -3,8 +3,8 @@
     opened ──▶ receiving ──▶ ended: the end (without `follow`), the topic ended, or closed
                   └── connection lost: opened again at the next offset
 
-The broker sends only as much as there is credit for, so a slow program costs memory nowhere. Batches
-are decoded when they are asked for; `batches()` gives columns, iterating gives messages.
+The broker sends only as much as there is credit for, so a slow program costs memory nowhere.
+Batches are decoded when they are asked for; `batches()` gives columns, iterating gives messages.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ def duration_ms(value: Duration) -> int:
 def instant_ms(value: datetime | int) -> int:
     """Return an instant in milliseconds since 1970; a naive datetime is local time.
 
+    >>> from datetime import UTC
     >>> instant_ms(datetime(2026, 1, 1, tzinfo=UTC))
     1767225600000
     """

@@ -276,11 +276,6 @@ class Log:
                     return rows.row(number).base_offset
         return None
 
-    def entries_at(self, span: Span) -> list[Entry]:
-        """Return the entries of a span, verified."""
-        buffer = span.segment.file.read(span.position, span.length)
-        return [_entry(span, row, buffer) for row in span.rows]
-
     def _all_rows(self, topic: int) -> Iterator[TopicRows]:
         for segment in self.segments:
             yield from segment.rows_of(topic)
@@ -367,7 +362,7 @@ def _verified(span: Span, buffer: bytes | bytearray) -> Buffer:
     """Return just the entries of the topic, each with its checksum verified."""
     wanted = 0
     for row in span.rows:
-        _entry(span, row, buffer)
+        _check_entry(span, row, buffer)
         wanted += row.length
     if wanted == span.length:
         return buffer
@@ -378,7 +373,7 @@ def _verified(span: Span, buffer: bytes | bytearray) -> Buffer:
     )
 
 
-def _entry(span: Span, row: Row, buffer: bytes | bytearray) -> Entry:
+def _check_entry(span: Span, row: Row, buffer: bytes | bytearray) -> None:
     entry = read_entry(buffer, row.position - span.position, position=span.position)
     if entry is None or entry.topic != row.topic or entry.kind != Kind.MESSAGES:
         index = span.segment.first_index + row.index_delta
@@ -386,4 +381,3 @@ def _entry(span: Span, row: Row, buffer: bytes | bytearray) -> Entry:
             f"entry {index} at byte {row.position} of {span.segment.path} is damaged: "
             f"run 'onward log check' on this folder"
         )
-    return entry

@@ -49,7 +49,6 @@ _unpack_header = _HEADER.unpack_from
 _new_tuple = tuple.__new__
 _BEFORE_REST: Final = Struct("<4sII")
 _AFTER_CRC: Final = Struct("<BBHIIQQq")
-_STAMP: Final = Struct("<QQ")
 _DIRECTORY: Final = Struct("<HHI")
 _PADDED: Final = range(8)
 _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
@@ -111,19 +110,6 @@ def encode_batch(
     ]
     packed.append((255, column_of.pack_bodies(bodies)))
     return _assemble(packed, compression_code(compression), count, producer_id, sequence, time_ms)
-
-
-def restamp(batch: bytes, *, producer_id: int, sequence: int) -> bytes:
-    """Return the same batch with another producer id and sequence.
-
-    >>> batch = restamp(encode_batch([b"hello"]), producer_id=7, sequence=1)
-    >>> check_batch(batch).producer_id
-    7
-    """
-    changed = bytearray(batch)
-    _STAMP.pack_into(changed, 24, producer_id, sequence)
-    _BEFORE_REST.pack_into(changed, 0, MAGIC, len(batch), crc32c(memoryview(changed)[12:]))
-    return bytes(changed)
 
 
 def check_batch(buffer: Buffer, start: int = 0, *, end: int | None = None) -> BatchHeader:

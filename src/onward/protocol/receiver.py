@@ -98,7 +98,8 @@ class Receiver:
     def feed(self, received: bytes, shared: bytearray) -> Iterator[list[Frame]]:
         """Take bytes that were received elsewhere; give the frames that they complete.
 
-        >>> list(Receiver(frame_bytes_max=1000).feed(bytes.fromhex("08000000 02000000 07000000"), bytearray(64)))
+        >>> shared, receiver = bytearray(64), Receiver(frame_bytes_max=1000)
+        >>> list(receiver.feed(bytes.fromhex("08000000 02000000 07000000"), shared))
         [[(2, 7, b'')]]
         """
         rest = memoryview(received)

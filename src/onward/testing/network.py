@@ -106,11 +106,6 @@ class LossyNetwork:
             one.lose_wire()
             self._loop.call_later(self.delay_s(), one.lose, ConnectionResetError("cut"))
 
-    def cut_all(self, name: str | None = None) -> None:
-        """Cut all connections, or all those of the machine `name`."""
-        for end in self.connections(name):
-            self.cut(end)
-
     def half_open(self, end: LossyTransport) -> None:
         """Lose a connection without `end` ever learning it; the other end learns it soon."""
         for one in end.both():

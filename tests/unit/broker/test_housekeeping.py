@@ -325,3 +325,19 @@ async def test_a_stop_waits_for_the_work_under_way_and_writes_nothing_beside_it(
     again = await Broker.open(Settings(log=log))
     assert again.catalogue.find("orders").next_offset == 1
     await again.stop()
+
+
+async def test_the_bytes_of_a_topic_in_the_open_segment_are_counted_wherever_its_rows_are() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    for round_ in range(3):
+        await speaker.publish("orders", [bytes(100 * round_)])
+        await speaker.publish("bills")
+        if round_ < 2:
+            await broker.housekeeping.checkpoint()
+    number = broker.catalogue.find("orders").number
+    rows = [rows.row(n) for rows in broker.log.tail.rows_of(number) for n in range(rows.count)]
+    assert len(rows) == 3
+    await speaker.request("topic.delete", topic="orders")
+    assert broker.dead_bytes == sum(row.length for row in rows)
+    await broker.stop()

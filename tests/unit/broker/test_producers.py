@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.broker.producers import PRODUCERS_MAX, WINDOW, Producers
-from onward.errors import Conflict
+from onward.broker.producers import PRODUCERS_MAX, SEQUENCE_MAX, UNDER_WAY, WINDOW, Producers
+from onward.errors import Conflict, InvalidRequest
 from onward.message.batch import encode_batch
 from onward.message.entry import Draft, Kind, encode_entry, read_entry
 
 
 def test_a_new_sequence_is_not_known() -> None:
-    assert Producers().begin(7, 1) is None
+    assert Producers().find(7, 1) is None
 
 
 @given(st.integers(0, 100), st.permutations(range(WINDOW)))
@@ -22,23 +22,50 @@ def test_all_sequences_of_the_window_are_found_in_whatever_order_they_came(
     for number in order:
         producers.record(7, first + number, 10 * number, 100 + number)
     for number in range(WINDOW):
-        assert producers.begin(7, first + number) == (10 * number, 100 + number)
+        assert producers.find(7, first + number) == (10 * number, 100 + number)
 
 
 def test_a_sequence_that_was_skipped_is_new_while_it_is_in_the_window() -> None:
     producers = Producers()
     producers.record(7, 1, 0, 1)
     producers.record(7, 3, 1, 2)
-    assert producers.begin(7, 2) is None
+    assert producers.find(7, 2) is None
     producers.record(7, 2 + WINDOW, 2, 3)
     with pytest.raises(Conflict, match="no longer known"):
-        producers.begin(7, 2)
+        producers.find(7, 2)
+
+
+def test_only_what_has_begun_is_remembered_and_giving_up_leaves_no_trace() -> None:
+    producers = Producers()
+    assert producers.find(7, 1) is None
+    assert len(producers) == 0
+    producers.begin(7, 1)
+    producers.begin(7, 2)
+    assert producers.find(7, 1) == (UNDER_WAY, 0)
+    producers.give_up(7, 1)
+    assert producers.find(7, 1) is None
+    assert producers.find(7, 2) == (UNDER_WAY, 0)
+    producers.give_up(7, 2)
+    assert len(producers) == 0
+
+
+def test_giving_up_keeps_what_is_stored() -> None:
+    producers = Producers()
+    producers.record(7, 1, 10, 100)
+    producers.begin(7, 2)
+    producers.give_up(7, 2)
+    assert producers.find(7, 1) == (10, 100)
+
+
+def test_a_sequence_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too large"):
+        Producers().find(7, SEQUENCE_MAX + 1)
 
 
 def test_producers_do_not_know_each_other() -> None:
     producers = Producers()
     producers.record(7, 1, 0, 1)
-    assert producers.begin(8, 1) is None
+    assert producers.find(8, 1) is None
 
 
 def test_what_is_saved_loads_again() -> None:
@@ -47,7 +74,7 @@ def test_what_is_saved_loads_again() -> None:
         producers.record(sequence % 3 + 1, sequence, sequence, sequence)
     again = Producers.load(producers.save())
     assert again.save() == producers.save()
-    assert again.begin(2, 49) == (49, 49)
+    assert again.find(2, 49) == (49, 49)
     assert len(Producers.load(b"")) == 0
 
 
@@ -64,8 +91,8 @@ def test_recovery_learns_each_batch_of_an_entry() -> None:
     assert entry is not None
     producers = Producers()
     producers.apply(entry, memoryview(joined)[72 : 72 + entry.body_bytes])
-    assert producers.begin(7, 1) == (100, 9)
-    assert producers.begin(8, 5) == (103, 9)
+    assert producers.find(7, 1) == (100, 9)
+    assert producers.find(8, 5) == (103, 9)
     assert len(producers) == 2
 
 
@@ -76,6 +103,6 @@ def test_only_so_many_producers_are_remembered_and_the_silent_are_forgotten_firs
     producers.record(1, 2, 0, PRODUCERS_MAX + 1)
     producers.record(PRODUCERS_MAX + 1, 1, 0, PRODUCERS_MAX + 2)
     assert len(producers) <= PRODUCERS_MAX
-    assert producers.begin(1, 2) is not None
-    assert producers.begin(2, 1) is None
-    assert producers.begin(PRODUCERS_MAX, 1) is not None
+    assert producers.find(1, 2) is not None
+    assert producers.find(2, 1) is None
+    assert producers.find(PRODUCERS_MAX, 1) is not None

@@ -5,8 +5,10 @@ from random import Random
 
 import pytest
 
+from onward.broker import producers as producers_module
 from onward.broker.broker import Broker
 from onward.broker.producers import WINDOW
+from onward.errors import DiskFull
 from onward.log.memory_disk import MemoryDisk
 from onward.message.batch import encode_batch
 from onward.protocol.frames import Kind, frame
@@ -410,4 +412,44 @@ async def test_one_broken_client_costs_nobody_else_anything() -> None:
     await turns()
     assert bad.is_lost
     assert isinstance(await good.publish("orders"), Published)
+    await broker.stop()
+
+
+async def test_a_refused_publish_leaves_no_trace_of_its_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a flood of made-up producers would push those out whose repeats must be known."""
+    monkeypatch.setattr(producers_module, "PRODUCERS_MAX", 8)
+    broker = await open_broker(settings=settings_with(topics={"message_bytes_max": 100}))
+    speaker = await Speaker.to(broker)
+    first = await speaker.publish("orders", producer_id=1, sequence=1)
+    assert isinstance(first, Published)
+    for producer_id in range(100, 120):
+        stamp = {"producer_id": producer_id, "sequence": 1}
+        assert await speaker.publish("orders", [bytes(101)], **stamp) == "message_too_large"
+        assert await speaker.publish("not a name", **stamp) == "invalid_name"
+        batch = bytearray(encode_batch([b"x"], **stamp))
+        batch[-1] ^= 1
+        head = publish_head(producer_id, "orders", durability=2, batch_bytes=len(batch))
+        speaker.transport.write(head + batch)
+        await turns()
+        broker.publishing.disk_is_full = True
+        assert await speaker.publish("orders", **stamp) == "disk_full"
+        broker.publishing.disk_is_full = False
+    assert list(broker.producers.windows) == [1]
+    again = await speaker.publish("orders", producer_id=1, sequence=1)
+    assert again == first._replace(repeat=True)
+    await broker.stop()
+
+
+async def test_a_publish_that_the_disk_refused_leaves_no_trace_of_its_producer() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    request_id = speaker.say_publish("orders", producer_id=7, sequence=1)
+    await turns()
+    assert len(broker.producers) == 1
+    held(broker).held.pop()[2](DiskFull("the disk is full"))
+    await turns()
+    assert speaker.answer(request_id) == "disk_full"
+    assert len(broker.producers) == 0
     await broker.stop()

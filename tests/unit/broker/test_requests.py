@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from onward.broker.broker import Broker
+from onward.errors import DiskFull
 from onward.protocol.frames import Kind
 from onward.testing.clock import START_MS, ManualClock
 from onward.testing.disk import FaultyDisk
@@ -122,6 +123,43 @@ async def test_nothing_is_answered_before_it_is_durable() -> None:
     release(broker)
     await turns()
     assert [kind for kind, _ in speaker.of(request_id)] == [Kind.REPLY]
+    await broker.stop()
+
+
+@pytest.mark.parametrize("error", [None, DiskFull("the disk is full")], ids=["stored", "refused"])
+async def test_a_second_creation_that_may_find_the_topic_waits_for_the_first(
+    error: DiskFull | None,
+) -> None:
+    broker = await open_broker(commit=HeldCommit)
+    first, second = await Speaker.to(broker), await Speaker.to(broker)
+    first.say(Kind.REQUEST, 5, b'{"op":"topic.create","topic":"orders"}')
+    await turns()
+    second.say(Kind.REQUEST, 6, b'{"op":"topic.create","topic":"orders","exist_ok":true}')
+    await turns()
+    assert second.of(6) == []
+    if error is None:
+        release(broker)
+    else:
+        commit = broker._commit
+        assert isinstance(commit, HeldCommit)
+        commit.held.pop()[2](error)
+    await turns()
+    assert [kind for kind, _ in second.of(6)] == [Kind.REPLY if error is None else Kind.ERROR]
+    assert second.of(6) == first.of(5)
+    await broker.stop()
+
+
+async def test_a_creation_that_finds_a_topic_of_a_publish_waits_for_it() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    speaker.say_publish("orders")
+    await turns()
+    speaker.say(Kind.REQUEST, 6, b'{"op":"topic.create","topic":"orders","exist_ok":true}')
+    await turns()
+    assert speaker.of(6) == []
+    release(broker)
+    await turns()
+    assert [kind for kind, _ in speaker.of(6)] == [Kind.REPLY]
     await broker.stop()
 
 

@@ -145,3 +145,16 @@ async def test_work_that_takes_long_drops_nobody() -> None:
     await turns()
     assert not speaker.is_lost
     await broker.stop()
+
+
+async def test_what_was_sent_after_a_fault_is_not_looked_at() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders")
+    speaker.say(Kind.READ, 5, b"no json")
+    speaker.say_publish("orders")
+    speaker.say(Kind.READ, 6, b"no json")
+    await turns()
+    assert [kind for kind, _, _ in speaker.frames[2:]] == [Kind.ERROR]
+    assert broker.catalogue.find("orders").next_offset == 1
+    await broker.stop()

@@ -222,3 +222,32 @@ async def test_columns_of_publish_many_are_as_long_as_its_bodies() -> None:
             await client.publish_many("orders", [b"a", b"b"], keys=["x"])
         with pytest.raises(InvalidRequest, match="at least one"):
             await client.publish_many("orders", [])
+
+
+async def test_who_waits_for_room_is_told_when_the_client_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 1_000)
+    async with calling() as (client, cable, _):
+        cable.pull()
+        await turns()
+        first = client.publish_soon("orders", bytes(2_000))
+        waiting = asyncio.ensure_future(client.publish("orders", b"no room"))
+        await turns()
+        await client.close(drain=False)
+        with pytest.raises(NotConnected):
+            await waiting
+        with pytest.raises(NotConnected):
+            await first
+
+
+async def test_closing_returns_with_the_last_answer() -> None:
+    async with calling() as (client, _, commit):
+        commit.is_holding = True
+        future = client.publish_soon("orders", b"last")
+        closing = asyncio.ensure_future(client.close())
+        await turns()
+        assert not closing.done()
+        commit.release()
+        await closing
+        assert future.result().offset == 0

@@ -11,7 +11,6 @@ from onward.message.batch import (
     decode_batch,
     encode_batch,
     largest_body_bytes,
-    restamp,
 )
 from onward.message.columns import Column
 
@@ -66,15 +65,6 @@ def test_the_largest_body_is_found_without_making_bodies(arguments: dict[str, An
     header = check_batch(packed)
     largest = max(map(len, arguments["bodies"]))
     assert largest_body_bytes(packed, 0, header) == largest <= header.raw_bytes
-
-
-@given(batch_arguments(), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_a_restamped_batch_is_the_same_batch_of_another_producer(
-    arguments: dict[str, Any], producer_id: int, sequence: int
-) -> None:
-    packed = restamp(encode_batch(**arguments), producer_id=producer_id, sequence=sequence)
-    arguments |= {"producer_id": producer_id, "sequence": sequence}
-    assert packed == encode_batch(**arguments)
 
 
 @given(st.lists(batch_arguments(), max_size=4))
