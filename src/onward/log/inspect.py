@@ -20,7 +20,7 @@ from typing import Literal
 from onward.errors import InvalidRequest, Unavailable
 from onward.log.checkpoint import Checkpoint, checkpoint_names, read_checkpoints
 from onward.log.disk import Disk, FolderLocked, Unlock
-from onward.log.recovery import SCAN_BYTES, find_entries, list_segments, scan
+from onward.log.recovery import find_entries, list_segments, scan, used_bytes
 from onward.log.segment import Segment
 from onward.message.entry import HEADER_BYTES, Entry, Kind, decode_gap, encode_gap, read_header
 
@@ -248,15 +248,3 @@ class Walk:
             kind, segment.path, position, end, self.next_index, next_index,
             self.last_crc or 0, last_crc, self._term, self._time_ms,
         )  # fmt: skip
-
-
-def used_bytes(segment: Segment) -> int:
-    """Return the size of a segment without the zeros at its end."""
-    end = segment.file.size()
-    while end > 0:
-        start = max(0, end - SCAN_BYTES)
-        rest = segment.file.read(start, end - start).rstrip(b"\0")
-        if rest:
-            return start + len(rest)
-        end = start
-    return 0

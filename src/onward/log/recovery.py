@@ -49,7 +49,6 @@ class Opened(NamedTuple):
     unlock: Unlock
     state: bytes
     """The state in the checkpoint that was used; empty when there was none."""
-    checkpoint_index: int
     cut_bytes: int
     """Bytes of a torn tail that were saved aside and cut; 0 when it was clean."""
     scanned_bytes: int
@@ -100,8 +99,8 @@ class _Opening:
         self._make_durable(self.log.tail)
         self.log.synced_index = self.log.next_index - 1
         return Opened(
-            self.log, unlock, checkpoint.state if checkpoint else b"",
-            checkpoint.last_index if checkpoint else 0, self.cut_bytes, self.scanned_bytes,
+            self.log, unlock, checkpoint.state if checkpoint else b"", self.cut_bytes,
+            self.scanned_bytes,
         )  # fmt: skip
 
     def _without_unused(self, segments: list[Segment]) -> list[Segment]:
@@ -113,7 +112,7 @@ class _Opening:
         sealed = self._sealed_paths(segments)
         kept: list[Segment] = []
         for segment in segments:
-            is_unused = segment.path not in sealed and _used_bytes(segment) == 0
+            is_unused = segment.path not in sealed and used_bytes(segment) == 0
             if kept and is_unused and segment is not segments[-1]:
                 self.disk.remove(segment.path)
             else:
@@ -242,7 +241,7 @@ class _Opening:
 
     def _drop_misaligned(self, segment: Segment, following: Segment) -> None:
         """Forget the empty file of a roll that was given up; anything else is corruption."""
-        if _used_bytes(following):
+        if used_bytes(following):
             raise self._corruption(segment, segment.bytes)
         self.disk.remove(following.path)
         self.log.segments.remove(following)
@@ -263,11 +262,11 @@ class _Opening:
 
     def _settle(self, segment: Segment, later: list[Segment]) -> None:
         """Decide what stands after the last good entry of this segment."""
-        rest_bytes = _used_bytes(segment) - segment.bytes
+        rest_bytes = used_bytes(segment) - segment.bytes
         if rest_bytes <= 0:
             return
         proof = _proof_of_damage(segment, segment.bytes)
-        if proof or any(_used_bytes(one) for one in later):
+        if proof or any(used_bytes(one) for one in later):
             raise self._corruption(segment, segment.bytes)
         self._cut(segment, rest_bytes)
 
@@ -347,7 +346,7 @@ def _take(segment: Segment, entry: Entry, body: memoryview) -> int:
     return last_crc
 
 
-def _used_bytes(segment: Segment) -> int:
+def used_bytes(segment: Segment) -> int:
     """Return the size without the zeros at its end."""
     end = segment.file.size()
     while end > 0:
