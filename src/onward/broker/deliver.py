@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from onward.broker.session import Session
 
 READ_BYTES_MAX = 512 << 10
+# When sockets hold more than this in all, each reader gets shorter stretches.
+UNSENT_BYTES_MAX = 32 << 20
+CROWDED_READ_BYTES_MAX = 16 << 10
 READS_PER_SESSION_MAX = 1_000
 
 InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
@@ -77,6 +80,8 @@ class Delivering:
         self._in_thread = in_thread
         self._loop = asyncio.get_running_loop()
         self._open: dict[Session, dict[int, Reading]] = {}
+        self._unsent: dict[Session, int] = {}
+        self._unsent_bytes = 0
         self._from_disk: set[asyncio.Task[None]] = set()
         self.delivered_bytes = 0
 
@@ -124,11 +129,13 @@ class Delivering:
 
     def resume(self, session: Session) -> None:
         """The socket of this session takes bytes again."""
+        self._note_unsent(session, 0)
         for reading in self._open.get(session, {}).values():
             self._step_soon(reading)
 
     def forget(self, session: Session) -> None:
         """Drop everything a closed session was reading."""
+        self._note_unsent(session, 0)
         for reading in self._open.pop(session, {}).values():
             self._stop_waiting(reading)
 
@@ -236,16 +243,26 @@ class Delivering:
             )
         return self._log.plan(
             reading.topic.number, reading.next_offset, hint=reading.hint,
-            bytes_max=0 if reading.is_careful else READ_BYTES_MAX,
+            bytes_max=0 if reading.is_careful else self._bytes_max(),
         )  # fmt: skip
+
+    def _bytes_max(self) -> int:
+        return READ_BYTES_MAX if self._unsent_bytes < UNSENT_BYTES_MAX else CROWDED_READ_BYTES_MAX
 
     def _send(self, reading: Reading, span: Span, entries: Buffer) -> None:
         reading.hint = span.segment
         reading.next_offset = span.end_offset
         reading.credit_bytes -= len(entries)
         self.delivered_bytes += len(entries)
-        reading.session.send_entries(reading.request_id, entries)
+        unsent_bytes = reading.session.send_entries(reading.request_id, entries)
+        self._note_unsent(reading.session, unsent_bytes)
         self._step_soon(reading)
+
+    def _note_unsent(self, session: Session, unsent_bytes: int) -> None:
+        """Keep count of what sockets have not taken: it is what readers cost in memory."""
+        self._unsent_bytes += unsent_bytes - self._unsent.pop(session, 0)
+        if unsent_bytes:
+            self._unsent[session] = unsent_bytes
 
     def _read_from_disk(self, reading: Reading, span: Span) -> None:
         reading.is_busy = True

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onward.session")
 
-SEND_BUFFER_BYTES = 1 << 20
+# A reader that has this much unsent gets nothing more: so it holds one stretch of the log at most.
+SEND_BUFFER_BYTES = 64 << 10
 PUBLISH = int(Kind.PUBLISH)
 
 
@@ -170,11 +171,16 @@ class Session(asyncio.Protocol):
         """Send one frame."""
         self.write(frame(kind, request_id, payload))
 
-    def send_entries(self, request_id: int, entries: bytes | bytearray | memoryview) -> None:
-        """Send entries from where they lie, without copying them into a frame."""
-        if self._transport is not None:
-            head = frame_head(Kind.ENTRIES, request_id, len(entries))
-            self._transport.writelines([head, entries])
+    def send_entries(self, request_id: int, entries: bytes | bytearray | memoryview) -> int:
+        """Send entries from where they lie, without copying them into a frame.
+
+        Returns how many bytes the socket has not taken yet.
+        """
+        if self._transport is None:
+            return 0
+        head = frame_head(Kind.ENTRIES, request_id, len(entries))
+        self._transport.writelines([head, entries])
+        return self._transport.get_write_buffer_size()
 
     def refuse(self, request_id: int, error: OnwardError) -> None:
         """Answer a request with an error."""
