@@ -11,7 +11,7 @@ STAMP := $(VENV)/.setup-stamp
 BENCH_STAMP := $(VENV)/.setup-bench-stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SEED ?= 1
-SIM_LONG_RUNS ?= 1000
+SIM_LONG_RUNS ?= 3000
 # Which benchmark to run, and its options: make bench BENCH="publish-sync --json"
 BENCH ?=
 
@@ -73,8 +73,8 @@ bench: setup-bench  ## measure Onward and its neighbours on this machine
 sim: setup  ## run the simulation from one seed: make sim SEED=7
 	@ONWARD_SIM_SEED=$(SEED) $(BIN)/pytest -q -s tests/sim/test_seeds.py
 
-sim-long: setup  ## run the simulation from many seeds; stops at the first that fails
-	@ONWARD_SIM_SEED=$(SEED)-$(SIM_LONG_RUNS) $(BIN)/pytest -q -x tests/sim/test_seeds.py
+sim-long: setup  ## run the simulation from many seeds, from SEED on; stops at the first that fails
+	@ONWARD_SIM_SEED=$(SEED)-$$(($(SEED) + $(SIM_LONG_RUNS) - 1)) $(BIN)/pytest -q -x tests/sim/test_seeds.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@
     │   ├── NotConnected
     │   ├── DiskFull
     │   └── Stopping
-    ├── OutcomeUnknown         perhaps done: repeat with the same message id
+    ├── OutcomeUnknown         perhaps done: look, or repeat if twice does no harm
     ├── ProtocolError          a peer broke the protocol
     └── Corruption             stored bytes are wrong: stop; an operator must look
 
@@ -170,7 +170,7 @@ class Stopping(Unavailable):
 
 
 class OutcomeUnknown(OnwardError):
-    """Perhaps it was done, perhaps not: repeat with the same message id."""
+    """Perhaps it was done, perhaps not: look, or repeat if twice does no harm."""
 
     code = "outcome_unknown"
 

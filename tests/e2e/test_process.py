@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,33 @@ async def test_a_unix_socket_works_and_its_file_goes_with_the_broker(
         assert await read_all(mq) == {0: "0", 1: "1"}
     assert await broker.stop() == 0
     assert not path.exists()
+
+
+async def test_a_unix_socket_on_which_a_broker_answers_is_not_taken_from_it(
+    make_broker: MakeBroker, tmp_path: Path
+) -> None:
+    path = tmp_path / "onward.sock"
+    first, second = make_broker(server_unix_socket=path), make_broker(server_unix_socket=path)
+    await first.start()
+    second.launch()
+    assert await second.ended() == 3
+    assert "in use" in second.output
+    assert "Traceback" not in second.output
+    async with onward.connect(f"unix:{path}") as mq:
+        await mq.publish("orders", "0")
+
+
+async def test_connections_leave_the_log_the_files_that_it_needs(make_broker: MakeBroker) -> None:
+    broker = make_broker(log_segment_bytes_max=65_536)
+    await broker.start(wrapper=["sh", "-c", 'ulimit -n 100; exec "$@"', "sh"])
+    assert "at most 36 connections" in broker.output
+    async with AsyncExitStack() as stack:
+        mq = await stack.enter_async_context(broker.connect())
+        for _ in range(60):
+            await stack.enter_async_context(Peer(broker.port, hello=False))
+        for _ in range(10):
+            await mq.publish("orders", "x" * 20_000)
+        assert broker.is_running
 
 
 async def test_the_sync_client_serves_many_threads_at_once(make_broker: MakeBroker) -> None:

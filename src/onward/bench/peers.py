@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from onward.bench.report import rounded
 from onward.errors import Unavailable
 
 START_S_MAX = 30.0
@@ -141,11 +142,34 @@ def program_version(name: str) -> str:
     return match[0] if match else "unknown"
 
 
-def missing_parser() -> dict[str, str]:
-    """Say when redis-py must do without its C parser: it is many times slower then."""
-    if find_spec("hiredis"):
+REDIS_PY = "redis-py"
+"""redis-py as `pip install redis` gives it, which parses in Python: the peer of the ratio."""
+REDIS_PY_HIREDIS = "redis-py+hiredis"
+"""The same with its C parser, which is much faster: shown beside, not part of the ratio."""
+
+
+def redis_parser(client: str) -> type:
+    """Return the parser of one of the two; raise `PeerMissing` when it is not installed."""
+    if not find_spec("redis"):
+        raise PeerMissing("redis-py is not installed (make setup-bench)")
+    if client == REDIS_PY_HIREDIS and not find_spec("hiredis"):
+        raise PeerMissing("hiredis is not installed (make setup-bench)")
+    from redis._parsers import _AsyncHiredisParser, _AsyncRESP2Parser
+
+    return _AsyncHiredisParser if client == REDIS_PY_HIREDIS else _AsyncRESP2Parser
+
+
+def beside(figures: dict[str, float], *, onward: float) -> dict[str, object]:
+    """Take what is not in the ratio out of the peers' figures, and say how Onward compares.
+
+    >>> peers = {"redis-py": 10.0, "redis-py+hiredis": 20.0}
+    >>> beside(peers, onward=50.0), peers
+    ({'redis-py+hiredis': {'figure': 20.0, 'ratio': 2.5}}, {'redis-py': 10.0})
+    """
+    figure = figures.pop(REDIS_PY_HIREDIS, None)
+    if figure is None:
         return {}
-    return {"hiredis": "hiredis is not installed: redis-py parses in Python, far below its best"}
+    return {REDIS_PY_HIREDIS: {"figure": rounded(figure), "ratio": round(onward / figure, 3)}}
 
 
 Command = tuple[list[str], str]

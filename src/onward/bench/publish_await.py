@@ -1,8 +1,9 @@
 """publish-await: 256 tasks of one program that each await publish() before they go on.
 
 This measures client library and server together, as a program meets them. Peers: redis-py (XADD,
-`appendfsync always`, with its C parser when that is installed) and nats-py (JetStream in files).
-All of them run on uvloop, one after another, in alternating rounds.
+`appendfsync always`, as pip installs it; beside it, not in the ratio, with its C parser hiredis)
+and nats-py (JetStream in files). All of them run on uvloop, one after another, in alternating
+rounds.
 """
 
 import asyncio
@@ -11,11 +12,21 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import uvloop
 
 import onward
-from onward.bench.peers import PeerMissing, Server, missing_parser, program_version, started
+from onward.bench.peers import (
+    REDIS_PY,
+    REDIS_PY_HIREDIS,
+    PeerMissing,
+    Server,
+    beside,
+    program_version,
+    redis_parser,
+    started,
+)
 from onward.bench.report import Options, Report, percentiles_ms, typical
 
 TASKS = 256
@@ -40,9 +51,14 @@ class Awaited:
 
 def run(options: Options) -> Report:
     """Measure awaited publishes per second."""
-    clients = {"onward": _onward, "redis-py": _redis, "nats-py": _nats}
+    clients: dict[str, Connected] = {
+        "onward": _onward,
+        REDIS_PY: partial(_redis, client=REDIS_PY),
+        REDIS_PY_HIREDIS: partial(_redis, client=REDIS_PY_HIREDIS),
+        "nats-py": _nats,
+    }
     seen = {name: Awaited() for name in clients}
-    missing = missing_parser()
+    missing: dict[str, str] = {}
     for _ in range(options.repeat or ROUNDS):
         for name, connected in clients.items():
             if name in missing:
@@ -53,20 +69,22 @@ def run(options: Options) -> Report:
                 missing[name] = str(error)
                 options.say(f"missing: {error}")
     figures = {name: typical(one.per_second) for name, one in seen.items() if one.per_second}
+    ours = figures.pop("onward")
+    not_in_ratio = beside(figures, onward=ours)
     return Report(
         name="publish-await",
         unit="messages/s",
-        onward=figures.pop("onward"),
+        onward=ours,
         peers=figures,
         missing=missing,
         durability="disk",
         details={name: _details(one) for name, one in seen.items() if one.per_second}
-        | {"tasks": TASKS, "servers": _versions(figures)},
+        | {"beside": not_in_ratio, "tasks": TASKS, "servers": _versions(figures)},
     )
 
 
 def _round(name: str, connected: Connected, seen: Awaited, options: Options) -> None:
-    server_name = name.removesuffix("-py")
+    server_name = name.partition("-")[0]
     with started(server_name, folder=options.folder, keep=options.keep) as server:
         latencies, seconds = uvloop.run(
             _load(connected(server), seconds=options.seconds or SECONDS)
@@ -114,14 +132,14 @@ async def _onward(server: Server) -> AsyncIterator[Publish]:
 
 
 @asynccontextmanager
-async def _redis(server: Server) -> AsyncIterator[Publish]:
-    try:
-        from redis.asyncio import BlockingConnectionPool, Redis
-    except ImportError:
-        raise PeerMissing("redis-py is not installed (make setup-bench)") from None
+async def _redis(server: Server, *, client: str) -> AsyncIterator[Publish]:
+    parser = redis_parser(client)
+    from redis.asyncio import BlockingConnectionPool, Redis
+
     pool = BlockingConnectionPool(
-        host="127.0.0.1", port=server.port, max_connections=REDIS_CONNECTIONS, timeout=30
-    )
+        host="127.0.0.1", port=server.port, max_connections=REDIS_CONNECTIONS, timeout=30,
+        parser_class=parser,
+    )  # fmt: skip
     async with Redis(connection_pool=pool) as redis:
         yield lambda: redis.xadd("bench", {"b": BODY})
     await pool.aclose()

@@ -15,7 +15,16 @@ import uvloop
 
 import onward
 from onward.bench.load import run_load
-from onward.bench.peers import PeerMissing, Server, missing_parser, program_version, started
+from onward.bench.peers import (
+    REDIS_PY,
+    REDIS_PY_HIREDIS,
+    PeerMissing,
+    Server,
+    beside,
+    program_version,
+    redis_parser,
+    started,
+)
 from onward.bench.publish_bulk import MESSAGES, onward_speakers, redis_speakers
 from onward.bench.report import Options, Report, rounded, typical
 
@@ -35,16 +44,20 @@ def run(options: Options) -> Report:
         fill(server, count)
         rates = uvloop.run(_read_onward(server, count, options))
     peers, missing = _peer(count // PEER_SHARE, options)
+    ours = typical(rates["hot batches"])
+    figures = {name: typical(each) for name, each in peers.items()}
+    not_in_ratio = beside(figures, onward=ours)
     return Report(
         name="read",
         unit="messages/s",
-        onward=typical(rates["hot batches"]),
-        peers={name: typical(figures) for name, figures in peers.items()},
+        onward=ours,
+        peers=figures,
         missing=missing,
         durability="disk",
         details={
             "onward": {name: [rounded(one) for one in each] for name, each in rates.items()},
             "peers": {name: [rounded(one) for one in each] for name, each in peers.items()},
+            "beside": not_in_ratio,
             "messages": count,
             "peer_messages": count // PEER_SHARE,
             "servers": {"redis-server": program_version("redis-server")} if peers else {},
@@ -111,24 +124,36 @@ def _peer(count: int, options: Options) -> tuple[Rates, dict[str, str]]:
         quick = {"appendonly": "no"}
         with started("redis", folder=options.folder, keep=options.keep, options=quick) as server:
             fill(server, count)
-            rates = uvloop.run(_read_redis(server, options))
+            return _read_as_each(server, options)
     except PeerMissing as error:
         options.say(f"missing: {error}")
-        return {}, {"redis-py": str(error)}
-    return {"redis-py": rates}, missing_parser()
+        return {}, {REDIS_PY: str(error)}
 
 
-async def _read_redis(server: Server, options: Options) -> list[float]:
-    try:
-        from redis.asyncio import Redis
-    except ImportError:
-        raise PeerMissing("redis-py is not installed (make setup-bench)") from None
+def _read_as_each(server: Server, options: Options) -> tuple[Rates, dict[str, str]]:
+    rates: Rates = {}
+    missing: dict[str, str] = {}
+    for client in (REDIS_PY, REDIS_PY_HIREDIS):
+        try:
+            rates[client] = uvloop.run(_read_redis(server, client, options))
+        except PeerMissing as error:
+            missing[client] = str(error)
+            options.say(f"missing: {error}")
+    return rates, missing
+
+
+async def _read_redis(server: Server, client: str, options: Options) -> list[float]:
+    parser = redis_parser(client)
+    from redis.asyncio import ConnectionPool, Redis
+
     rates: list[float] = []
-    async with Redis(host="127.0.0.1", port=server.port) as redis:
+    pool = ConnectionPool(host="127.0.0.1", port=server.port, parser_class=parser)
+    async with Redis(connection_pool=pool) as redis:
         expected = await redis.xlen("bench")
         for _ in range(options.repeat or ROUNDS):
             rates.append(await _rate(lambda: _ranges(redis), expected))
-            options.say(f"redis-py: {rates[-1]:,.0f} messages/s")
+            options.say(f"{client}: {rates[-1]:,.0f} messages/s")
+    await pool.aclose()
     return rates
 
 

@@ -48,7 +48,6 @@ def run(options: Options) -> Report:
         unit="s",
         onward=max(times),
         durability="disk",
-        less_is_better=True,
         details={"rounds_s": [round(one, 3) for one in times], "folder_bytes": size},
     )
 

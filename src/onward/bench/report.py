@@ -1,9 +1,9 @@
 """What a benchmark says in the end: one figure for Onward, one for each peer, and a ratio.
 
-    more is better (messages/s)   ratio = onward / best peer     best peer = the highest
-    less is better (MB, s, ms)    ratio = best peer / onward     best peer = the lowest
+    ratio = onward / best peer     best peer = the highest figure
 
-So a ratio above 1 always means that Onward is ahead; without any peer there is none (null).
+Above 1 Onward is ahead. Without any peer there is no ratio (null): so it is wherever less would be
+better (MB, s), for nothing is compared there.
 The figures of several rounds become one by their median: a disturbed round changes nothing.
 """
 
@@ -46,25 +46,22 @@ class Report:
     peers: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
-    less_is_better: bool = False
 
     @property
     def ratio(self) -> float | None:
-        """How far Onward is ahead of the best peer.
+        """How many times the best peer's figure Onward's is.
 
         >>> Report(name="x", unit="s", onward=2, durability="disk", peers={"a": 1, "b": 3}).ratio
         0.667
         """
         if not self.peers or not self.onward:
             return None
-        best = min(self.peers.values()) if self.less_is_better else max(self.peers.values())
-        ahead = best / self.onward if self.less_is_better else self.onward / best
-        return round(ahead, 3)
+        return round(self.onward / max(self.peers.values()), 3)
 
     @property
     def ratio_is(self) -> str:
         """How the ratio is made."""
-        return "best peer / onward" if self.less_is_better else "onward / best peer"
+        return "onward / best peer"
 
     @property
     def figure(self) -> float:

@@ -34,7 +34,7 @@ from onward.clock import Clock, SystemClock
 from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
 from onward.log.disk import Disk, OsDisk
 from onward.log.index import ROW, Row, Rows, RowsFile
-from onward.log.log import Log, LogLimits
+from onward.log.log import DiskFailed, Log, LogLimits
 from onward.log.recovery import Apply, Opened, open_log
 from onward.message.entry import Entry
 from onward.protocol.receiver import SHARED_BYTES
@@ -69,7 +69,8 @@ class Broker:
 
     def __init__(
         self, settings: Settings, *, clock: Clock, opened: Opened, folded: _Folding,
-        commit: Commit, executor: Executor | None, on_failure: Callable[[Exception], None],
+        commit: Commit, executor: Executor | None, sync_executor: Executor | None,
+        on_failure: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self.settings = settings
         self.clock = clock
@@ -82,6 +83,7 @@ class Broker:
         self.shared_buffer = bytearray(SHARED_BYTES)
         self.frame_bytes_max = settings.topics.batch_bytes_max + FRAME_MARGIN_BYTES
         self.connection_bytes_max = settings.server.connection_bytes_max
+        self.connections_max = settings.server.connections_max
         self.publishes_max = WINDOW
         self.now_monotonic_ms = clock.monotonic_ms()
         self.started_at_ms = clock.now_ms()
@@ -90,6 +92,7 @@ class Broker:
         self._unlock = opened.unlock
         self._commit = commit
         self._executor = executor
+        self._sync_executor = sync_executor
         self._on_failure = on_failure
         self.failure: Exception | None = None
         self.intake = Intake(self)
@@ -103,7 +106,9 @@ class Broker:
             create_on_use=self.publishing.create_on_use,
         )  # fmt: skip
         self.requests = Requests(self)
-        self.housekeeping = Housekeeping(self, opened=opened, in_thread=self.in_thread)
+        self.housekeeping = Housekeeping(
+            self, opened=opened, in_thread=self.in_thread, in_sync_thread=self._in_sync_thread
+        )
         self._chores = asyncio.get_running_loop().create_task(self.housekeeping.run())
         self._chores.add_done_callback(self._chores_ended)
 
@@ -125,8 +130,11 @@ class Broker:
         """
         if settings.log.durability == "quorum":
             raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
+        sync_executor = executor
         if disk is None:
             executor = ThreadPoolExecutor(3, "onward-files")
+            # What `interval` promises does not wait behind reads and seals.
+            sync_executor = ThreadPoolExecutor(1, "onward-sync")
         disk = disk or OsDisk()
         folding = _Folding()
         limits = LogLimits(
@@ -139,7 +147,7 @@ class Broker:
         make_commit = commit or (InlineCommit if executor is None else LocalCommit)
         return cls(
             settings, clock=clock or SystemClock(), opened=opened, folded=folding,
-            commit=make_commit(opened.log), executor=executor,
+            commit=make_commit(opened.log), executor=executor, sync_executor=sync_executor,
             on_failure=on_failure or (lambda error: None),
         )  # fmt: skip
 
@@ -154,11 +162,9 @@ class Broker:
         self.sessions[session] = None
         if self.publishing.is_stopping:
             session.goodbye(Stopping("the broker is stopping"))
-        elif len(self.sessions) > self.settings.server.connections_max:
-            limit = self.settings.server.connections_max
-            session.goodbye(
-                Overloaded(f"there are {limit} connections already", retry_after_ms=1_000)
-            )
+        elif len(self.sessions) > self.connections_max:
+            said = f"there are {self.connections_max} connections already"
+            session.goodbye(Overloaded(said, retry_after_ms=1_000))
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
@@ -203,12 +209,6 @@ class Broker:
         dead = {number for number, _ in pieces if number} - self.catalogue.by_number.keys()
         return sum(map(self._open_bytes_of, dead))
 
-    def shortest_retention_ms(self) -> int:
-        """Return the shortest retention that any topic has; 0 when all keep for ever."""
-        asked = {topic.record.retention_ms for topic in self.catalogue.by_number.values()}
-        asked.add(self.settings.log.retention_ms)
-        return min(asked - {0}, default=0)
-
     # --- all of it ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
@@ -245,16 +245,20 @@ class Broker:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what may wait for the disk where it holds nobody up."""
-        if self._executor is None:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await _run(self._executor, work)
+
+    async def _in_sync_thread(self, work: Callable[[], T]) -> T:
+        return await _run(self._sync_executor, work)
 
     def fail(self, error: Exception) -> None:
         """Stop at once and answer nothing: what the disk holds is unknown until it is verified."""
         if self.failure is not None:
             return
         self.failure = error
-        logger.critical("the disk failed, nothing more is answered: %s", error)
+        if isinstance(error, DiskFailed):
+            logger.critical("the disk failed, nothing more is answered: %s", error)
+        else:
+            logger.critical("this is a bug, nothing more is answered", exc_info=error)
         self.publishing.is_stopping = True
         # A checkpoint written now would vouch for pages that the disk may have forgotten.
         self._chores.cancel()
@@ -279,8 +283,9 @@ class Broker:
         if self.failure is None:
             await self.housekeeping.checkpoint()
         await self.in_thread(self._commit.close)
-        if self._executor is not None:
-            self._executor.shutdown()
+        for executor in (self._executor, self._sync_executor):
+            if executor is not None:
+                executor.shutdown()
         self.log.close()
         self._unlock()
 
@@ -316,6 +321,12 @@ class _Folding:
         self.producers.apply(entry, body)
 
 
+async def _run(executor: Executor | None, work: Callable[[], T]) -> T:
+    if executor is None:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+
 def _bytes_of(source: Rows, topic: int) -> int:
     """Return the bytes of a topic's entries. A file of rows knows; those in memory are not many."""
     if isinstance(source, RowsFile):
@@ -328,7 +339,9 @@ def _bytes_of(source: Rows, topic: int) -> int:
 def _report(opened: Opened, folder: str, folding: _Folding) -> None:
     if opened.cut_bytes:
         logger.warning(
-            "torn tail: %d bytes were never confirmed; saved aside in %s", opened.cut_bytes, folder
+            "torn tail: the last %d bytes were no whole entry; they are saved aside in %s",
+            opened.cut_bytes,
+            folder,
         )
     logger.info(
         "log opened: %s, next event id %d, %d topics, %d entries and %d bytes read again",

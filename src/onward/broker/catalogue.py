@@ -10,6 +10,7 @@ while a commit is under way; a failed one puts them back. A topic is saved once 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
@@ -111,6 +112,8 @@ class Catalogue:
         self.by_number: dict[int, Topic] = {}
         self.ended: deque[TopicEnding] = deque(maxlen=ENDED_KEPT)
         self.next_number = 1
+        self._names: list[str] | None = None
+        """Sorted; made when first asked for, so that a start does not sort name by name."""
         self._lifetimes: list[tuple[int, int]] = []
         """Heap of (expires_at_ms, number); what was changed since is skipped when it comes up."""
 
@@ -131,9 +134,18 @@ class Catalogue:
             raise Forbidden(f"topic {name!r} is {topic.record.rule}: it cannot be read")
         return topic
 
+    @property
+    def names(self) -> list[str]:
+        """Return all names, sorted. Do not change it."""
+        if self._names is None:
+            self._names = sorted(self.by_name)
+        return self._names
+
     def add(self, record: TopicRecord) -> Topic:
         """Add a topic that is being created; `apply` says that it is durable, or it is removed."""
         topic = Topic(record)
+        if self._names is not None and record.name not in self.by_name:
+            insort(self._names, record.name)
         self.by_name[record.name] = topic
         self.by_number[record.number] = topic
         self.next_number = max(self.next_number, record.number + 1)
@@ -160,6 +172,8 @@ class Catalogue:
         topic = self.by_number.pop(number, None)
         if topic is not None and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+            if self._names is not None:
+                del self._names[bisect_left(self._names, topic.name)]
         return topic
 
     def apply(self, entry: Entry, body: memoryview | bytes) -> None:

@@ -1,19 +1,24 @@
 """THE READ PATH: from the log to a reader.
 
     open ──▶ pumping ──▶ waiting for new messages ──▶ pumping ...
-                 │  └──▶ waiting for credit, for the socket, for the disk ──▶ pumping
+                 │  └──▶ waiting for credit, for the socket, for the disk, for room ──▶ pumping
                  └─────▶ ended: cancelled, the end was reached, or the topic ended
 
 A reader gets raw entries, with their checksums verified and nothing decoded, half a mebibyte at
 a time, as long as it has credit and its socket takes them: the log is the buffer, not the memory
 of the broker. What lies in the page cache is read at once; what needs the disk is read in a
 thread, so one reader of old messages delays nobody.
+
+What sockets have not taken has a limit in all, too: above it readings queue for room, and go on in
+turn. Whose socket takes nothing is not heard either, and is dropped as silent: its room is free.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from onward.broker.catalogue import Catalogue, Topic
@@ -25,6 +30,7 @@ from onward.errors import (
     OnwardError,
     Overloaded,
     TopicEnded,
+    Unavailable,
 )
 from onward.log.disk import Buffer
 from onward.log.log import Log, Span
@@ -35,10 +41,13 @@ from onward.protocol.payloads import End, Read, Start, encode_json
 if TYPE_CHECKING:
     from onward.broker.session import Session
 
+logger = logging.getLogger("onward.deliver")
+
 READ_BYTES_MAX = 512 << 10
-# When sockets hold more than this in all, each reader gets shorter stretches.
-UNSENT_BYTES_MAX = 32 << 20
+# When sockets hold half of this in all, each reader gets shorter stretches; at the whole, none.
+UNSENT_BYTES_MAX = 64 << 20
 CROWDED_READ_BYTES_MAX = 16 << 10
+CROWD_CHECK_S = 0.25
 READS_PER_SESSION_MAX = 1_000
 
 InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
@@ -82,6 +91,12 @@ class Delivering:
         self._open: dict[Session, dict[int, Reading]] = {}
         self._unsent: dict[Session, int] = {}
         self._unsent_bytes = 0
+        self._from_disk_bytes = 0
+        """How much is being read from the disk now: it will be unsent next."""
+        self._queued: dict[Reading, None] = {}
+        """Those that wait for room, the first to come first."""
+        self._admission: asyncio.Handle | None = None
+        self._crowd_check: asyncio.TimerHandle | None = None
         self._from_disk: set[asyncio.Task[None]] = set()
         self.delivered_bytes = 0
 
@@ -129,7 +144,7 @@ class Delivering:
 
     def resume(self, session: Session) -> None:
         """The socket of this session takes bytes again."""
-        self._note_unsent(session, 0)
+        self._note_unsent(session, session.unsent_bytes)
         for reading in self._open.get(session, {}).values():
             self._step_soon(reading)
 
@@ -201,13 +216,19 @@ class Delivering:
         self._step(reading)
 
     def _step(self, reading: Reading) -> None:
-        """Send the next stretch, if there is one and the reader can take it."""
-        if reading.is_busy or not self._is_open(reading) or not reading.session.writable:
+        """Send the next stretch, if there is one, the reader can take it, and there is room."""
+        if not self._can_step(reading):
             return
         if reading.next_offset >= reading.topic.next_offset:
             self._at_end(reading)
         elif reading.credit_bytes > 0:
-            self._send_next(reading)
+            if self._queued or not self._has_room:
+                self._wait_for_room(reading)
+            else:
+                self._send_next(reading)
+
+    def _can_step(self, reading: Reading) -> bool:
+        return not reading.is_busy and self._is_open(reading) and reading.session.writable
 
     def _at_end(self, reading: Reading) -> None:
         if not reading.follow:
@@ -243,11 +264,13 @@ class Delivering:
             )
         return self._log.plan(
             reading.topic.number, reading.next_offset, hint=reading.hint,
-            bytes_max=0 if reading.is_careful else self._bytes_max(),
+            bytes_max=0 if reading.is_careful else self._bytes_max(reading),
         )  # fmt: skip
 
-    def _bytes_max(self) -> int:
-        return READ_BYTES_MAX if self._unsent_bytes < UNSENT_BYTES_MAX else CROWDED_READ_BYTES_MAX
+    def _bytes_max(self, reading: Reading) -> int:
+        is_crowded = self._unsent_bytes >= UNSENT_BYTES_MAX // 2
+        limit = CROWDED_READ_BYTES_MAX if is_crowded else READ_BYTES_MAX
+        return min(limit, max(reading.credit_bytes, 0))
 
     def _send(self, reading: Reading, span: Span, entries: Buffer) -> None:
         reading.hint = span.segment
@@ -263,12 +286,26 @@ class Delivering:
         self._unsent_bytes += unsent_bytes - self._unsent.pop(session, 0)
         if unsent_bytes:
             self._unsent[session] = unsent_bytes
+        self._admit_soon()
 
     def _read_from_disk(self, reading: Reading, span: Span) -> None:
         reading.is_busy = True
+        self._from_disk_bytes += span.length
         task = self._loop.create_task(self._finish_from_disk(reading, span))
         self._from_disk.add(task)
-        task.add_done_callback(self._from_disk.discard)
+        task.add_done_callback(partial(self._ended_from_disk, reading, span))
+
+    def _ended_from_disk(self, reading: Reading, span: Span, task: asyncio.Task[None]) -> None:
+        self._from_disk.discard(task)
+        self._from_disk_bytes -= span.length
+        self._admit_soon()
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("reading topic %r failed", reading.topic.name, exc_info=error)
+        reading.is_busy = False
+        if self._is_open(reading):
+            failure = Unavailable(f"topic {reading.topic.name!r} cannot be read now: {error}")
+            self._end(reading, failure.code, str(failure))
 
     async def _finish_from_disk(self, reading: Reading, span: Span) -> None:
         try:
@@ -281,6 +318,40 @@ class Delivering:
         reading.is_busy = False
         if self._is_open(reading) and entries is not None:
             self._send(reading, span, entries)
+
+    # --- room --------------------------------------------------------------------------------
+
+    @property
+    def _has_room(self) -> bool:
+        return self._unsent_bytes + self._from_disk_bytes < UNSENT_BYTES_MAX
+
+    def _wait_for_room(self, reading: Reading) -> None:
+        self._queued[reading] = None
+        if self._crowd_check is None:
+            self._check_crowd()
+
+    def _check_crowd(self) -> None:
+        """Ask the sockets again: one that never was full does not tell when it is empty."""
+        self._crowd_check = None
+        if self._queued:
+            self._crowd_check = self._loop.call_later(CROWD_CHECK_S, self._check_crowd)
+            for session in list(self._unsent):
+                self._note_unsent(session, session.unsent_bytes)
+
+    def _admit_soon(self) -> None:
+        if self._queued and self._admission is None and self._has_room:
+            self._admission = self._loop.call_soon(self._admit)
+
+    def _admit(self) -> None:
+        """Let one go on that waited for room, then others have their turn of the loop."""
+        self._admission = None
+        while self._queued and self._has_room:
+            reading = next(iter(self._queued))
+            del self._queued[reading]
+            if self._can_step(reading) and reading.next_offset < reading.topic.next_offset:
+                self._send_next(reading)
+                break
+        self._admit_soon()
 
     # --- end ---------------------------------------------------------------------------------
 
@@ -307,5 +378,6 @@ class Delivering:
         reading.session.send(Kind.END, reading.request_id, encode_json(end))
 
     def _stop_waiting(self, reading: Reading) -> None:
+        self._queued.pop(reading, None)
         if reading.topic.waiting is not None:
             reading.topic.waiting.pop(reading, None)

@@ -1,8 +1,10 @@
 """What a broker does beside its work: one thing after another, never in anyone's way.
 
-    tick    end topics whose lifetime is over, drop silent connections, look at the disk, sync what
-            durability `interval` left: quick, and never late
-    tidy    seal full segments, checkpoint, retention: may take long, one at a time
+    tick    end topics whose lifetime is over, drop silent connections, look at the disk: quick, and
+            never late
+    sync    sync what durability `interval` left, in a thread of its own
+    tidy    seal full segments, checkpoint, retention: may take long, one at a time; one that fails
+            waits a while, longer each time, and holds up none of the others
 
 Files are written in a thread; what they are made from is prepared and taken over on the loop's
 thread, so no lock is needed. A failed sync is fatal like any other; a full disk is not: what could
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from onward.errors import Corruption, OnwardError, Unavailable
@@ -23,7 +26,15 @@ from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
 from onward.log.log import DiskFailed
 from onward.log.recovery import Opened
-from onward.log.retention import REWRITE_BYTES_MIN, judge, rewrite
+from onward.log.retention import (
+    REWRITE_BYTES_MIN,
+    Keep,
+    Verdict,
+    expired,
+    judge,
+    old_bytes,
+    rewrite,
+)
 from onward.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -34,9 +45,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onward.housekeeping")
 
 TICK_S = 0.25
+PAUSE_S_MIN = 0.001
+LATE_MS_MIN = 100
 RETENTION_EVERY_MS = 10_000
 DISK_CHECK_EVERY_MS = 1_000
 SILENT_HEARTBEATS_MAX = 4
+RETRY_MS_MIN = 250
+RETRY_MS_MAX = 10_000
 
 T = TypeVar("T")
 
@@ -50,17 +65,23 @@ class Housekeeping:
         *,
         opened: Opened,
         in_thread: Callable[[Callable[[], T]], Awaitable[T]],
+        in_sync_thread: Callable[[Callable[[], T]], Awaitable[T]],
     ) -> None:
         self._broker = broker
         self._log = broker.log
         self._in_thread: Callable[[Callable[[], object]], Awaitable[object]] = in_thread  # type: ignore[assignment]
+        self._in_sync_thread: Callable[[Callable[[], object]], Awaitable[object]] = in_sync_thread  # type: ignore[assignment]
         self._checkpoint_bytes = broker.log.bytes - opened.scanned_bytes
         # A new node has a name to keep.
         self._wants_checkpoint = not opened.state
-        self._synced_at_ms = 0
         self._disk_checked_at_ms = 0
         self._retained_at_ms = 0
         self._wants_retention = False
+        self._judged: list[Segment] = []
+        """The sealed segments that were found to hold nothing that may go."""
+        self._retries: dict[str, tuple[int, int]] = {}
+        """Of each step of `tidy` that failed: when it is tried again, and after what pause."""
+        self._ended: set[Session] = set()
         self._said_full = False
         self._is_stopping = asyncio.Event()
         self.checkpoint_count = 0
@@ -68,51 +89,74 @@ class Housekeeping:
     async def run(self) -> None:
         """Work until told to stop."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat(self.tick))
-            group.create_task(self._repeat(self.tidy))
+            group.create_task(self._repeat(self.tick, every_s=TICK_S))
+            group.create_task(self._repeat(lambda late_ms: self.tidy(), every_s=TICK_S))
+            interval_s = self._broker.settings.log.interval_ms / 1000
+            group.create_task(self._repeat(lambda late_ms: self.sync(), every_s=interval_s))
 
     def stop(self) -> None:
         """Begin nothing more; `run` returns when what is under way is done."""
         self._is_stopping.set()
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, work: Callable[[int], Awaitable[None]], *, every_s: float) -> None:
+        """Work now and again, and tell `work` by how many milliseconds it comes too late."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         while not self._is_stopping.is_set():
+            late_s, due = loop.time() - due, loop.time() + every_s
             try:
-                await work()
+                await work(int(late_s * 1000))
             except DiskFailed as error:
                 self._broker.fail(error)
                 return
             except (OSError, Unavailable, Corruption) as error:
                 logger.warning("housekeeping could not finish and will try again: %s", error)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout_at(max(due, loop.time() + PAUSE_S_MIN)):
                     await self._is_stopping.wait()
 
     def retain_soon(self) -> None:
         """Look for space to give back at the next tick: a topic has ended."""
         self._wants_retention = True
 
-    async def tick(self) -> None:
-        """Do what must not be late."""
+    async def tick(self, late_ms: int = 0) -> None:
+        """Do what must not be late; `late_ms` is by how much it is all the same."""
         now_ms = self._broker.clock.monotonic_ms()
         self._broker.now_monotonic_ms = now_ms
         self._end_expired()
+        if late_ms >= LATE_MS_MIN:
+            self._forgive(late_ms, now_ms)
         self._drop_silent(now_ms)
         if now_ms - self._disk_checked_at_ms >= DISK_CHECK_EVERY_MS:
             self._disk_checked_at_ms = now_ms
             await self._look_at_disk()
-        await self._sync_when_due(now_ms)
 
     async def tidy(self) -> None:
         """Do what may take long."""
         now_ms = self._broker.clock.monotonic_ms()
-        # The runs of a sealed segment are gone: a checkpoint that still names them makes the next
-        # start read that segment again.
-        if await self._seal() or self._checkpoint_is_due():
-            await self.checkpoint()
+        await self._try("sealing segments", self._seal)
+        await self._try("preparing a segment", self._prepare)
+        if self._checkpoint_is_due():
+            await self._try("a checkpoint", self.checkpoint)
         if self._wants_retention or now_ms - self._retained_at_ms >= RETENTION_EVERY_MS:
-            self._retained_at_ms, self._wants_retention = now_ms, False
-            await self._retain()
+            await self._try("retention", self._retain)
+
+    async def _try(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
+        """Do one step, unless it failed a moment ago; say when that begins, and when it is over."""
+        now_ms = self._broker.clock.monotonic_ms()
+        again_at_ms, pause_ms = self._retries.get(name, (now_ms, 0))
+        if now_ms < again_at_ms:
+            return
+        try:
+            await step()
+        except (OSError, Unavailable, Corruption) as error:
+            if not pause_ms:
+                logger.warning("%s failed and will be tried again: %s", name, error)
+            pause_ms = min(max(pause_ms * 2, RETRY_MS_MIN), RETRY_MS_MAX)
+            self._retries[name] = now_ms + pause_ms, pause_ms
+        else:
+            if self._retries.pop(name, None):
+                logger.info("%s works again", name)
 
     # --- each tick ---------------------------------------------------------------------------
 
@@ -129,18 +173,33 @@ class Housekeeping:
 
         self._broker.end_topic(topic, "expired", done=done)
 
+    def _forgive(self, late_ms: int, now_ms: int) -> None:
+        """Nobody was silent while this broker did not listen."""
+        for session in self._broker.sessions:
+            session.opened_at_ms = min(session.opened_at_ms + late_ms, now_ms)
+            session.last_heard_ms = min(session.last_heard_ms + late_ms, now_ms)
+            session.last_frame_ms = min(session.last_frame_ms + late_ms, now_ms)
+
     def _drop_silent(self, now_ms: int) -> None:
         """Close connections that never said hello, stopped in mid-frame, or fell silent."""
         server = self._broker.settings.server
+        ended, self._ended = self._ended, set()
         for session in list(self._broker.sessions):
             silent_ms = now_ms - session.last_heard_ms
-            if session.hello is None:
+            if session in ended:
+                # It was told a tick ago and does not even take that.
+                session.abort()
+            elif session.hello is None:
                 if now_ms - session.opened_at_ms > server.hello_ms:
-                    session.end(Unavailable("no HELLO came in time"))
+                    self._end(session, "no HELLO came in time")
             elif session.has_partial_frame and now_ms - session.last_frame_ms > server.frame_ms:
-                session.end(Unavailable("the rest of a frame did not come in time"))
+                self._end(session, "the rest of a frame did not come in time")
             elif silent_ms > SILENT_HEARTBEATS_MAX * server.heartbeat_ms:
                 self._drop(session, silent_ms)
+
+    def _end(self, session: Session, why: str) -> None:
+        self._ended.add(session)
+        session.end(Unavailable(why))
 
     def _drop(self, session: Session, silent_ms: int) -> None:
         logger.info("session dropped: nothing heard from %s for %d ms", session.peer, silent_ms)
@@ -167,39 +226,28 @@ class Housekeeping:
 
     # --- when due ----------------------------------------------------------------------------
 
-    async def _sync_when_due(self, now_ms: int) -> None:
+    async def sync(self) -> None:
         """Sync what `interval` and `memory` publishes left in the page cache."""
-        log = self._log
-        last = log.next_index - 1
-        if last <= log.synced_index:
-            self._synced_at_ms = now_ms
-            return
-        if now_ms - self._synced_at_ms >= self._broker.settings.log.interval_ms:
-            self._synced_at_ms = now_ms
-            await self._sync(log.tail)
+        log, last = self._log, self._log.next_index - 1
+        if last > log.synced_index:
+            tail = log.tail
+            await self._in_sync_thread(lambda: _sync(tail))
             log.synced_index = max(log.synced_index, last)
 
-    async def _sync(self, segment: Segment) -> None:
-        def sync() -> None:
-            try:
-                segment.sync()
-            except OSError as error:
-                raise DiskFailed(f"{segment.path}: {error}") from error
-
-        await self._in_thread(sync)
-
-    async def _seal(self) -> bool:
+    async def _seal(self) -> None:
         log = self._log
-        has_sealed = False
         while (segment := log.unsealed()) is not None:
             rows = await self._in_thread(lambda: log.seal(segment))
             assert isinstance(rows, RowsFile)
             log.sealed(segment, rows)
-            has_sealed = True
+            # Its runs are gone: with a checkpoint that names them the next start reads it again.
+            self._wants_checkpoint = True
             logger.info("segment sealed: %s, %d bytes", segment.path, segment.bytes)
+
+    async def _prepare(self) -> None:
+        log = self._log
         if log.tail.bytes > log.limits.segment_bytes_max // 4 * 3:
             await self._in_thread(log.prepare_next)
-        return has_sealed
 
     def _checkpoint_is_due(self) -> bool:
         settings = self._broker.settings.log
@@ -223,7 +271,7 @@ class Housekeeping:
             term=log.term, segment=tail.first_index, position=tail.bytes,
             runs=[path.rsplit("/", 1)[-1] for path in paths], state=self._broker.save(),
         )  # fmt: skip
-        await self._sync(tail)
+        await self._in_thread(lambda: _sync(tail))
 
         def write() -> list[RowsFile]:
             for path, run in zip(paths, runs, strict=True):
@@ -247,21 +295,31 @@ class Housekeeping:
 
     async def _retain(self) -> None:
         """Give back the space of what nobody wants any more."""
-        self._roll_when_dead()
+        is_wanted, self._wants_retention = self._wants_retention, False
+        try:
+            await self._give_back(is_wanted=is_wanted)
+        except BaseException:
+            self._wants_retention = True
+            raise
+        self._retained_at_ms = self._broker.clock.monotonic_ms()
+
+    async def _give_back(self, *, is_wanted: bool) -> None:
         log = self._log
-        sealed = [s for s in log.segments[:-1] if s.sealed is not None]
-        if not sealed:
+        # Only up to one that could not be sealed: there is never a hole in the log.
+        sealed = list(takewhile(lambda segment: segment.sealed is not None, log.segments[:-1]))
+        keeps = await self._keeps()
+        await self._roll_when_dead(keeps)
+        has_moved = await self._move_first_offsets(sealed, keeps)
+        bytes_max = self._broker.settings.log.retention_bytes
+        is_too_big = bool(bytes_max) and log.bytes > bytes_max
+        if not (is_wanted or has_moved or is_too_big) and sealed == self._judged:
             return
-        self._move_first_offsets(sealed)
-        verdict = judge(
-            sealed, is_dead=self._is_dead, total_bytes=log.bytes,
-            bytes_max=self._broker.settings.log.retention_bytes,
-            # Small segments are worth it too: their space would never come back otherwise.
-            rewrite_bytes_min=min(REWRITE_BYTES_MIN, log.limits.segment_bytes_max // 8),
-        )  # fmt: skip
+        self._judged = []
+        verdict = await self._judge(sealed)
         if not verdict.drop and not verdict.rewrite:
+            self._judged = sealed
             return
-        self._forget_rows(verdict.drop)
+        await self._forget_rows(verdict.drop)
         # What is about to go must be known without it first.
         await self.checkpoint(copies=2)
         if verdict.drop:
@@ -282,32 +340,62 @@ class Housekeeping:
         topic = self._broker.catalogue.by_number.get(summary.topic)
         return topic is None or summary.end_offset <= topic.first_offset
 
-    def _move_first_offsets(self, sealed: list[Segment]) -> None:
+    async def _keeps(self) -> dict[int, Keep]:
+        """Return what each topic keeps. Of a million topics: so the loop only copies the dict."""
+        topics = self._broker.catalogue.by_number.copy()
+        otherwise_ms = self._broker.settings.log.retention_ms
+
+        def keeps() -> dict[int, Keep]:
+            return {
+                number: Keep(
+                    topic.record.retention_ms or otherwise_ms,
+                    topic.record.retention_bytes,
+                    topic.first_offset,
+                )
+                for number, topic in topics.items()
+            }
+
+        found = await self._in_thread(keeps)
+        assert isinstance(found, dict)
+        return found
+
+    async def _move_first_offsets(self, sealed: list[Segment], keeps: dict[int, Keep]) -> bool:
         """Move each topic's first offset past what its retention does not keep."""
         now_ms = self._broker.clock.now_ms()
-        kept_bytes: dict[int, int] = {}
-        for segment in reversed(sealed):
-            for summary in segment.summaries():
-                topic = self._broker.catalogue.by_number.get(summary.topic)
-                if topic is None or summary.end_offset <= topic.first_offset:
-                    continue
-                newer = kept_bytes.get(topic.number, 0)
-                kept_bytes[topic.number] = newer + summary.bytes
-                keep_ms = topic.record.retention_ms or self._broker.settings.log.retention_ms
-                too_old = bool(keep_ms) and summary.last_time_ms < now_ms - keep_ms
-                # Only what is not needed to have as much as the topic asks for may go.
-                too_big = 0 < topic.record.retention_bytes <= newer
-                if too_old or too_big:
-                    topic.first_offset = summary.end_offset
+        moved = await self._in_thread(lambda: expired(sealed, keeps, now_ms=now_ms))
+        assert isinstance(moved, dict)
+        self._begin_at(moved)
+        return bool(moved)
 
-    def _forget_rows(self, dropped: list[Segment]) -> None:
-        for segment in dropped:
-            for summary in segment.summaries():
-                topic = self._broker.catalogue.by_number.get(summary.topic)
-                if topic is not None:
-                    topic.first_offset = max(topic.first_offset, summary.end_offset)
+    def _begin_at(self, offsets: dict[int, int]) -> None:
+        for number, offset in offsets.items():
+            topic = self._broker.catalogue.by_number.get(number)
+            if topic is not None:
+                topic.first_offset = max(topic.first_offset, offset)
 
-    def _roll_when_dead(self) -> None:
+    async def _judge(self, sealed: list[Segment]) -> Verdict:
+        log = self._log
+        total_bytes = log.bytes
+        verdict = await self._in_thread(
+            lambda: judge(
+                sealed, is_dead=self._is_dead, total_bytes=total_bytes,
+                bytes_max=self._broker.settings.log.retention_bytes,
+                # Small segments are worth it too: their space would never come back otherwise.
+                rewrite_bytes_min=min(REWRITE_BYTES_MIN, log.limits.segment_bytes_max // 8),
+            )
+        )  # fmt: skip
+        assert isinstance(verdict, Verdict)
+        return verdict
+
+    async def _forget_rows(self, dropped: list[Segment]) -> None:
+        def ends() -> dict[int, int]:
+            return {s.topic: s.end_offset for segment in dropped for s in segment.summaries()}
+
+        found = await self._in_thread(ends)
+        assert isinstance(found, dict)
+        self._begin_at(found)
+
+    async def _roll_when_dead(self, keeps: dict[int, Keep]) -> None:
         """Begin a new segment when the open one holds mostly what nobody wants, or is too old.
 
         Only sealed segments give space back, and a quiet log would never fill this one.
@@ -315,14 +403,43 @@ class Housekeeping:
         tail = self._log.tail
         if not tail.bytes:
             return
-        if self._broker.dead_bytes * 2 > tail.bytes or self._tail_is_old(tail):
+        is_dead = self._broker.dead_bytes * 2 > tail.bytes
+        if (is_dead or await self._tail_is_old(tail, keeps)) and tail is self._log.tail:
             self._broker.publishing.roll(done=self._rolled)
 
-    def _tail_is_old(self, tail: Segment) -> bool:
-        keep_ms = self._broker.shortest_retention_ms()
-        return bool(keep_ms) and tail.first_time_ms() < self._broker.clock.now_ms() - keep_ms
+    async def _tail_is_old(self, tail: Segment, keeps: dict[int, Keep]) -> bool:
+        """Tell whether it began before what the log keeps, or half of it is not kept any more.
+
+        The half: one topic that keeps little must not cut the log into crumbs.
+        """
+        now_ms, keep_ms = self._broker.clock.now_ms(), self._broker.settings.log.retention_ms
+        first_ms = tail.first_time_ms()
+        if keep_ms and first_ms < now_ms - keep_ms:
+            return True
+        runs = list(tail.runs)
+
+        def in_runs() -> tuple[int, int]:
+            shortest_ms = min((keep.ms for keep in keeps.values() if keep.ms), default=0)
+            if not shortest_ms or first_ms >= now_ms - shortest_ms:
+                return 0, 0
+            return shortest_ms, sum(old_bytes(run, keeps, now_ms=now_ms) for run in runs)
+
+        found = await self._in_thread(in_runs)
+        assert isinstance(found, tuple)
+        shortest_ms, old = found
+        if shortest_ms:
+            # On the loop: these rows grow. There are never many, see `checkpoint_rows`.
+            old += old_bytes(tail.new, keeps, now_ms=now_ms)
+        return bool(shortest_ms) and old * 2 >= tail.bytes
 
     def _rolled(self, error: Exception | None) -> None:
         if error is None:
             self._broker.dead_bytes = 0
             self._wants_retention = True
+
+
+def _sync(segment: Segment) -> None:
+    try:
+        segment.sync()
+    except OSError as error:
+        raise DiskFailed(f"{segment.path}: {error}") from error

@@ -7,6 +7,9 @@ loop with everything at hand: no calls, no objects, one struct for each part of 
 It takes what is plain (one whole PUBLISH frame, one uncompressed column, a known topic, new) and
 hands everything else to its session unchanged, in its order: there, and only there, is the full set
 of rules, and every error. What is plain here is exactly what those rules accept.
+
+Frames so large that they come in many pieces hold memory before they can be taken or refused. All
+together they have a limit: above it only the oldest is read on, so each comes to its end in turn.
 """
 
 from __future__ import annotations
@@ -54,6 +57,10 @@ class Intake:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._arrived: list[tuple[Session, bytes]] = []
+        self._large: dict[Session, int] = {}
+        """Large frames that are not complete, the oldest first: the memory of each."""
+        self._large_bytes = 0
+        self._large_bytes_max = broker.settings.server.inflight_bytes_max
 
     def arrived(self, session: Session, received: bytes) -> None:
         """Take bytes of a connection: the small ones a little later, together with others'."""
@@ -65,6 +72,32 @@ class Intake:
         arrived.append((session, received))
         if len(arrived) == 1:
             self._loop.call_soon(self.take)
+
+    def note_large(self, session: Session, own_bytes: int) -> None:
+        """Keep count of the memory of a session's large frame; 0: it has none any more."""
+        before = self._large.get(session, 0)
+        self._large_bytes += own_bytes - before
+        session.has_large_frame = own_bytes > 0
+        if own_bytes:
+            self._large[session] = own_bytes
+            is_oldest = next(iter(self._large)) is session
+            if self._large_bytes > self._large_bytes_max and not is_oldest:
+                session.wait_for_room(waits=True)
+        elif before:
+            del self._large[session]
+            if session.waits_for_room:
+                session.wait_for_room(waits=False)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Let the oldest large frames come, as many as have room even when they double."""
+        room_bytes = self._large_bytes_max - self._large_bytes
+        for number, (session, own_bytes) in enumerate(self._large.items()):
+            if session.waits_for_room:
+                room_bytes -= own_bytes
+                if number and room_bytes < 0:
+                    break
+                session.wait_for_room(waits=False)
 
     def take(self) -> None:
         """Go through everything that was gathered."""
@@ -83,7 +116,11 @@ class Intake:
         publishing.commit_when_due()
 
     def _take_plain(self, arrived: list[tuple[Session, bytes]], bytes_max: int) -> None:
-        """Take the plain ones; hand the others on. There is room for all, at most `bytes_max`."""
+        """Take the plain ones; hand the others on. There is room for all, at most `bytes_max`.
+
+        One long function on purpose: with its parts as calls it takes 5.7 us in place of 2.8 us
+        per message.
+        """
         publishing, now_ms = self._broker.publishing, self._broker.now_monotonic_ms
         routes, windows = publishing.routes, self._broker.producers.windows
         limit = publishing.message_bytes_max

@@ -21,7 +21,7 @@ import msgspec
 
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
 from onward.broker.commit import Commit, Done
-from onward.broker.producers import UNDER_WAY, Producers
+from onward.broker.producers import UNDER_WAY, WINDOW, Producers
 from onward.clock import Clock
 from onward.errors import (
     DiskFull,
@@ -227,12 +227,18 @@ class Publishing:
     def _check_size(
         self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader, limit: int
     ) -> None:
-        """Look closer at what may be too large."""
+        """Look closer at what may be too large.
+
+        A compressed batch is never inflated here, whoever sends it could make that dear: when it
+        has several messages, the limit of each is kept by who produces them.
+        """
         if header.length != len(payload) - start:
             raise ProtocolError("a PUBLISH frame holds exactly one batch")
         batch_limit = self._settings.topics.batch_bytes_max
         if header.length > batch_limit or header.raw_bytes > batch_limit:
             raise MessageTooLarge(f"a batch has at most {batch_limit} bytes")
+        if header.count > 1 and header.flags:
+            return
         largest = largest_body_bytes(payload, start, header)
         if largest > limit:
             raise MessageTooLarge(
@@ -246,6 +252,9 @@ class Publishing:
         """Answer, or let wait, a batch that came before."""
         offset, event_id = stored
         if offset == UNDER_WAY:
+            if session.repeats_waiting >= WINDOW:
+                raise Overloaded("too many repeats are waiting", retry_after_ms=RETRY_AFTER_MS)
+            session.repeats_waiting += 1
             self._waiters.setdefault((producer_id, sequence), []).append((session, request_id))
             return
         reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
@@ -502,6 +511,7 @@ class Publishing:
         reached = _DISK if index <= self._log.synced_index else int(Durability.MEMORY)
         for _, _, _, count, producer_id, sequence, _ in publishes:
             for session, request_id in self._waiters.pop((producer_id, sequence), ()):
+                session.repeats_waiting -= 1
                 session.write(published_frame(request_id, offset, index, reached, repeat=True))
             offset += count
 
@@ -525,6 +535,7 @@ class Publishing:
                 session.keep_reading()
                 session.refuse(request_id, error)
                 for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
+                    waiter.repeats_waiting -= 1
                     waiter.refuse(waiter_id, error)
         self.routes.clear()
         for change in (*collected.created, *collected.later):

@@ -5,8 +5,8 @@ What changes something answers when it is durable. What lists something answers 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from onward.broker.session import Session
 
 LIFETIME_MS_MIN = 10_000
-PAGE_MAX = 10_000
+LIMIT_MAX = 10_000
+PAGE_MAX = 1_000
+"""A page never has more topics, whatever limit is asked for: one answer must not hold others up."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -61,11 +63,11 @@ class TopicName(msgspec.Struct, frozen=True):
 
 
 class TopicList(msgspec.Struct, frozen=True):
-    """`topic.list`: names after `after`, at most `limit`; `all` adds those that have ended."""
+    """`topic.list`: names after `after`, at most `limit` a page; `all` adds what has ended."""
 
     after: str = ""
     prefix: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = 1_000
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] = PAGE_MAX
     all: bool = False
 
 
@@ -153,15 +155,17 @@ class Requests:
     def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, TopicList)
         catalogue = self._broker.catalogue
-        names = sorted(
-            name
-            for name in catalogue.by_name
-            if name > wanted.after and name.startswith(wanted.prefix)
-        )
-        page = [catalogue.by_name[name] for name in islice(names, wanted.limit)]
+        names = catalogue.names
+        limit = min(wanted.limit, PAGE_MAX)
+        start = max(bisect_right(names, wanted.after), bisect_left(names, wanted.prefix))
+        # One more than the page: it tells whether there is a next one.
+        found = [
+            name for name in names[start : start + limit + 1] if name.startswith(wanted.prefix)
+        ]
+        page = found[:limit]
         reply: dict[str, object] = {
-            "topics": [self.describe(topic) for topic in page],
-            "next": page[-1].name if len(names) > len(page) else "",
+            "topics": [self.describe(catalogue.by_name[name]) for name in page],
+            "next": page[-1] if len(found) > limit else "",
             "count": len(catalogue),
         }
         if wanted.all and not wanted.after:

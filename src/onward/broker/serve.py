@@ -2,29 +2,39 @@
 
 SIGTERM, SIGINT   stop in order: answer what was taken, leave a checkpoint, exit 0
 the disk fails    exit 74 at once, with nothing answered that is not known to be durable
+a bug             exit 1 at once, just so, with its traceback in the log
 corruption        exit 5, with the command to run
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from onward.broker.broker import Broker
 from onward.config import check
+from onward.errors import Unavailable
+from onward.log.log import DiskFailed
 from onward.settings import Settings
 
 logger = logging.getLogger("onward.serve")
 
 EXIT_DISK_FAILED = 74
+EXIT_BUG = 1
 BACKLOG = 1024
+# Kept back from connections: the log's segments, its indexes and folders are files too.
+DESCRIPTORS_KEPT = 64
+PROBE_S = 1.0
 
 
 def serve(settings: Settings, *, ready: Callable[[Broker, int], None] | None = None) -> int:
@@ -46,6 +56,15 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
+def exit_code(error: Exception) -> int:
+    """Return how a broker that failed ends: nobody shall replace a disk for a bug of ours.
+
+    >>> exit_code(DiskFailed("no")), exit_code(KeyError("oops"))
+    (74, 1)
+    """
+    return EXIT_DISK_FAILED if isinstance(error, DiskFailed) else EXIT_BUG
+
+
 async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> int:
     stop = asyncio.Event()
     failed: list[Exception] = []
@@ -54,7 +73,9 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
         failed.append(error)
         stop.set()
 
+    descriptors = _raise_descriptor_limit()
     broker = await Broker.open(settings, on_failure=on_failure)
+    _limit_connections(broker, descriptors)
     servers = await _listen(broker, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,7 +86,7 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
     if failed:
         # Nothing may be flushed or answered now: the pages are not to be trusted.
         logging.shutdown()
-        os._exit(EXIT_DISK_FAILED)
+        os._exit(exit_code(failed[0]))
     logger.info("stopping")
     for server in servers:
         server.close()
@@ -77,6 +98,8 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
 async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
     loop = asyncio.get_running_loop()
     server = settings.server
+    if server.unix_socket and _answers(server.unix_socket):
+        raise Unavailable(f"the socket {server.unix_socket} is in use")
     servers = [await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)]
     if server.unix_socket:
         _remove_socket(settings)
@@ -102,6 +125,39 @@ def _is_dead_socket(path: str) -> bool:
         except OSError:
             return False
     return False
+
+
+def _answers(path: str) -> bool:
+    """Tell whether somebody listens on a Unix socket, however busy."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(path)
+        except (TimeoutError, BlockingIOError):
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _raise_descriptor_limit() -> int:
+    """Let this process open as many files as the system allows it; return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def _limit_connections(broker: Broker, descriptors: int) -> None:
+    """Take no connection for which the log would have to go without a file."""
+    allowed = max(1, descriptors - DESCRIPTORS_KEPT)
+    if allowed < broker.connections_max:
+        logger.warning(
+            "at most %d connections, not %d: this process may open %d files",
+            allowed, broker.connections_max, descriptors,
+        )  # fmt: skip
+        broker.connections_max = allowed
 
 
 def _tune() -> None:

@@ -4,9 +4,10 @@
 
 Bytes come in through the `intake`, which takes plain publishes of all connections together; all
 else comes to `receive`. An idle connection costs a few hundred bytes. What a client may cost is
-bounded on both sides: too many unanswered bytes stop the reading, a full send buffer stops both
-the reading and the readers of this session. Whatever is wrong with what a client sends ends that
-client's connection and nobody else's; what it sent after the fault is not looked at.
+bounded on both sides: too many unanswered bytes stop the reading; a full send buffer stops the
+reading, the taking of what was read already, and the readers of this session. Whatever is wrong
+with what a client sends ends that client's connection and nobody else's; what it sent after the
+fault is not looked at.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
@@ -29,6 +31,7 @@ from onward.protocol.payloads import (
     decode_read,
     encode_error,
 )
+from onward.protocol.receiver import Frame
 from onward.settings import Token
 
 if TYPE_CHECKING:
@@ -59,8 +62,16 @@ class Session(asyncio.Protocol):
         self.unanswered_bytes = 0
         self.is_paused = False
         self.writable = True
+        self.has_large_frame = False
+        """The intake counts the memory of a large frame that has begun."""
+        self.waits_for_room = False
+        """Its large frame is not read on until there is room for it."""
+        self._rest: Iterator[Frame] | None = None
+        """What was received and is not taken, because the answers would find no room."""
         self.held_sequence = 0
         """The last sequence that was refused for now: later ones wait until one came again."""
+        self.repeats_waiting = 0
+        """How many batches it sent again that wait for the commit of the first."""
         self.hello: Hello | None = None
         self.principal = ""
         self.last_heard_ms = broker.clock.monotonic_ms()
@@ -85,6 +96,8 @@ class Session(asyncio.Protocol):
         self._transport = None
         self.write = _into_nothing
         self.writable = False
+        self._rest = None
+        self._broker.intake.note_large(self, 0)
         self._broker.closed(self)
 
     def pause_writing(self) -> None:
@@ -95,6 +108,9 @@ class Session(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client reads again."""
         self.writable = True
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            self._take_all(rest)
         self.keep_reading()
         self._broker.delivering.resume(self)
 
@@ -105,24 +121,48 @@ class Session(asyncio.Protocol):
         if self._is_closing:
             return
         self.last_heard_ms = self._broker.now_monotonic_ms
+        frames = self._frames(received)
+        if self._rest is not None:
+            # The reading is paused: little comes after this, and it must wait for its turn.
+            self._rest = chain(self._rest, frames)
+            return
+        self._take_all(frames)
+
+    def _frames(self, received: bytes) -> Iterator[Frame]:
+        for frames in self._connection.receiver.feed(received, self._broker.shared_buffer):
+            self.last_frame_ms = self._broker.now_monotonic_ms
+            if self.has_large_frame:
+                # It is complete. The next one stands behind those of others.
+                self._broker.intake.note_large(self, 0)
+            yield from frames
+
+    def _take_all(self, frames: Iterator[Frame]) -> None:
+        """Take frames, as long as the client takes the answers; the rest when it does again."""
         try:
-            for frames in self._connection.receiver.feed(received, self._broker.shared_buffer):
-                self.last_frame_ms = self.last_heard_ms
-                for kind, request_id, payload in frames:
-                    if kind == PUBLISH and self._is_open:
-                        self._broker.publishing.publish(self, request_id, payload)
-                    elif not self._is_closing:
-                        self._connection.check(kind, payload)
-                        self._take(kind, request_id, payload)
+            for kind, request_id, payload in frames:
+                if kind == PUBLISH and self._is_open:
+                    self._broker.publishing.publish(self, request_id, payload)
+                elif not self._is_closing:
+                    self._connection.check(kind, payload)
+                    self._take(kind, request_id, payload)
+                if not self.writable and self._transport is not None:
+                    self._rest = frames
+                    break
         except ProtocolError as error:
             if not self._is_closing:
                 self.end(error)
+        own_bytes = self._connection.receiver.own_bytes
+        if own_bytes or self.has_large_frame:
+            self._broker.intake.note_large(self, own_bytes)
         self.note_plain()
 
     def note_plain(self) -> None:
         """Find out whether the next frame may take the short way."""
         self.is_plain = (
-            self._is_open and not self.held_sequence and not self._connection.pending_bytes
+            self._is_open
+            and not self.held_sequence
+            and not self._connection.pending_bytes
+            and self._rest is None
         )
 
     def _take(self, kind: int, request_id: int, payload: bytes | bytearray) -> None:
@@ -182,6 +222,11 @@ class Session(asyncio.Protocol):
         self._transport.writelines([head, entries])
         return self._transport.get_write_buffer_size()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return how many bytes the socket has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def refuse(self, request_id: int, error: OnwardError) -> None:
         """Answer a request with an error."""
         self.send(Kind.ERROR, request_id, encode_error(error))
@@ -226,13 +271,19 @@ class Session(asyncio.Protocol):
 
     @property
     def has_partial_frame(self) -> bool:
-        """Tell whether a frame has begun and is not complete."""
-        return self._connection.pending_bytes > 0
+        """Tell whether a frame has begun and is not complete, though it was read on."""
+        return self._connection.pending_bytes > 0 and not self.waits_for_room
+
+    def wait_for_room(self, *, waits: bool) -> None:
+        """Do not read on in a large frame, or do so again: from now on its time counts."""
+        self.waits_for_room = waits
+        self.last_heard_ms = self.last_frame_ms = self._broker.now_monotonic_ms
+        self.keep_reading()
 
     def keep_reading(self) -> None:
         """Read on, or stop reading, as the limits say."""
         limit = self._broker.connection_bytes_max >> self.is_paused
-        paused = not self.writable or self.unanswered_bytes > limit
+        paused = not self.writable or self.unanswered_bytes > limit or self.waits_for_room
         if paused == self.is_paused or self._transport is None:
             return
         self.is_paused = paused

@@ -7,6 +7,7 @@ usage (exit 2), before anything is connected.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -15,9 +16,10 @@ from typing import Any
 import click
 
 import onward
+from onward.client.address import parse_addresses
 from onward.clock import SystemClock
 from onward.durations import parse_duration_ms, parse_instant_ms, parse_size_bytes
-from onward.errors import InvalidRequest
+from onward.errors import InvalidRequest, NotConnected
 
 Connect = Callable[[], onward.SyncClient]
 
@@ -64,6 +66,7 @@ def client_options(command: Callable[..., object]) -> Callable[..., object]:
     @wraps(command)
     def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
         def connect() -> onward.SyncClient:
+            _refuse_at_once(address)
             return onward.connect_sync(address, token=token, name="onward-cli", timeout=timeout_ms)
 
         return command(connect=connect, **options)
@@ -81,6 +84,24 @@ def client_options(command: Callable[..., object]) -> Callable[..., object]:
         help="Where the broker is: host:port, several with commas, unix:PATH or file:FOLDER. "
         "[default: ONWARD_ADDRESS or localhost:7700]",
     )(decorated)  # fmt: skip
+
+
+def _refuse_at_once(address: str) -> None:
+    """Say so when nothing listens there: a person at a terminal is not to wait for a time-out."""
+    places = parse_addresses(address)
+    for place in places:
+        if place.scheme != "tcp":
+            return
+        try:
+            socket.create_connection((place.place, place.port), timeout=1).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            pass
+        return
+    raise NotConnected(
+        f"no broker answers at {address}: is it running? ('onward serve' starts one)"
+    )
 
 
 def confirm(question: str, *, yes: bool) -> None:

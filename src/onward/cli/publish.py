@@ -116,10 +116,17 @@ def command(
             sending.show_each()
         return
     with _input(file) as stream, connect() as mq, progress("publishing") as advance:
+        lines_before = 0
         for batch in _batches(stream, batch_max=batch_max, whole=whole):
-            columns = _from_json(batch, same) if json_lines else _columns(batch, same)
-            sending.send(mq, columns)
-            sending.tell_batch()
+            lines, wrong = _read_lines(batch, lines_before) if json_lines else ([], None)
+            columns = _from_json(lines, same) if json_lines else _columns(batch, same)
+            if columns.bodies:
+                sending.send(mq, columns)
+                sending.tell_batch()
+            if wrong is not None:
+                sending.tell_count()
+                raise wrong
+            lines_before += len(batch)
             advance(len(batch))
     sending.show_all()
 
@@ -135,6 +142,7 @@ class _Sending:
         self._count = 0
         self._first: list[dict[str, object]] = []
         self._last: onward.BatchReceipt | None = None
+        self._is_unheard = False
 
     def send(self, mq: onward.SyncClient, columns: Columns) -> None:
         """Publish one batch; say how far it got when that fails."""
@@ -145,29 +153,40 @@ class _Sending:
                 tenants=columns.tenants, durability=self._durability,
             )  # fmt: skip
         except (onward.OnwardError, KeyboardInterrupt):
-            if self._count:
-                click.echo(f"{self._count} messages were published before", err=True)
+            self.tell_count()
             raise
         self._count += receipt.count
         self._last = receipt
         room = SHOWN_MAX - len(self._first)
         self._first += [_row(receipt, n) for n in range(min(receipt.count, max(0, room)))]
 
+    def tell_count(self) -> None:
+        """Say how many were published before it went wrong."""
+        if self._count:
+            click.echo(f"{self._count} messages were published before", err=True)
+
     def tell_batch(self) -> None:
-        """Print the receipt of the last batch for machines, as soon as it is there."""
+        """Print the receipt of the last batch for machines, as soon as it is there.
+
+        Who reads the receipts may stop (`| head`): the messages are published all the same.
+        """
         receipt = self._last
-        if receipt is None or not self._as_json:
+        if receipt is None or not self._as_json or self._is_unheard:
             return
-        print_json(
-            {
-                "topic": receipt.topic,
-                "first_offset": receipt.first_offset,
-                "count": receipt.count,
-                "event_id": receipt.event_id,
-                "durability": receipt.durability,
-            }
-        )
-        sys.stdout.flush()
+        try:
+            print_json(
+                {
+                    "topic": receipt.topic,
+                    "first_offset": receipt.first_offset,
+                    "count": receipt.count,
+                    "event_id": receipt.event_id,
+                    "durability": receipt.durability,
+                }
+            )
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._is_unheard = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show_each(self) -> None:
         """Print the receipt of every message of the last batch."""
@@ -227,11 +246,25 @@ def _columns(bodies: Sequence[bytes], same: Line) -> Columns:
     )
 
 
-def _from_json(lines: Sequence[bytes], same: Line) -> Columns:
-    """Read each line as a message; what it does not say is taken from the options."""
-    read = [_read_line(line) for line in lines]
+def _read_lines(
+    lines: Sequence[bytes], lines_before: int
+) -> tuple[list[tuple[Line, bytes]], InvalidRequest | None]:
+    """Return the messages up to the first wrong line, and what is wrong with that one."""
+    good: list[tuple[Line, bytes]] = []
+    for number, text in enumerate(lines, lines_before + 1):
+        try:
+            line = _read_line(text)
+            good.append((line, _body(line)))
+        except InvalidRequest as error:
+            return good, InvalidRequest(f"line {number}: {error}")
+    return good, None
+
+
+def _from_json(lines: Sequence[tuple[Line, bytes]], same: Line) -> Columns:
+    """Return the messages as columns; what a line does not say is taken from the options."""
+    read = [line for line, _ in lines]
     return Columns(
-        [_body(line) for line in read],
+        [body for _, body in lines],
         [line.key if line.key is not None else same.key for line in read],
         [line.headers or same.headers for line in read],
         [line.tag if line.tag is not None else same.tag for line in read],
@@ -246,7 +279,7 @@ def _read_line(line: bytes) -> Line:
         return msgspec.json.decode(line, type=Line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         shown = line[:60].decode(errors="backslashreplace")
-        raise InvalidRequest(f"line {shown!r} is not a message as JSON: {error}") from None
+        raise InvalidRequest(f"{shown!r} is not a message as JSON: {error}") from None
 
 
 def _body(line: Line) -> bytes:

@@ -166,7 +166,8 @@ class Client:
         """Publish one message and return when it is as safe as asked for.
 
         `body` is bytes, text, or anything JSON can say. Many calls at the same time share batches
-        by themselves. Raises `OutcomeUnknown` only when it may have been stored or not.
+        by themselves. Raises `OutcomeUnknown` only when it may have been stored or not; what was
+        not sent by its deadline is taken back, and raises `NotConnected`.
 
         >>> async def main() -> Receipt:
         ...     async with connect("memory:") as mq:
@@ -175,14 +176,17 @@ class Client:
         Receipt(topic='orders', offset=0, event_id=2, durability='disk')
         """
         producer = self._producer()
-        await producer.space()
+        deadline = None
+        if timeout is not None or not producer.has_space:
+            deadline = self._deadline(timeout)
+            await producer.space(deadline=deadline)
         future = self._publish(
             producer, topic, body, durability, key=key, headers=headers, tag=tag,
             trace_id=trace_id, priority=priority, tenant=tenant,
         )  # fmt: skip
-        if timeout is None:
+        if deadline is None:
             return await future
-        return await self._within(future, timeout, topic)
+        return await producer.answer(future, topic, deadline=deadline)
 
     def publish_soon(
         self,
@@ -255,11 +259,11 @@ class Client:
         }  # fmt: skip
         for name, column in columns.items():
             _check_column(name, column, count=len(encoded))
-        await producer.space()
-        timeout_s = self._timeout_s if timeout is None else duration_ms(timeout) / 1000
+        deadline = self._deadline(timeout)
+        await producer.space(deadline=deadline)
         return await producer.publish_many(
             topic, encoded, durability=self._asked(durability), columns=columns,
-            compression=compression, deadline=asyncio.get_running_loop().time() + timeout_s,
+            compression=compression, deadline=deadline,
         )  # fmt: skip
 
     def _publish(
@@ -276,14 +280,9 @@ class Client:
         asked = self._durability if durability is None else _durability(durability)
         return producer.publish(topic, encoded, durability=asked, optional=optional)
 
-    async def _within(
-        self, future: asyncio.Future[Receipt], timeout: Duration, topic: str
-    ) -> Receipt:
-        try:
-            async with asyncio.timeout(duration_ms(timeout) / 1000):
-                return await future
-        except TimeoutError:
-            raise OutcomeUnknown(f"no answer in time for a publish to {topic!r}") from None
+    def _deadline(self, timeout: Duration | None) -> float:
+        timeout_s = self._timeout_s if timeout is None else duration_ms(timeout) / 1000
+        return asyncio.get_running_loop().time() + timeout_s
 
     # --- read --------------------------------------------------------------------------------
 
@@ -386,7 +385,15 @@ class Client:
         retention: Duration | None = None,
         retention_bytes: int | None = None,
     ) -> TopicDescription:
-        """Change what is given, leave the rest. `expires_at=0` lets a topic live for ever."""
+        """Change what is given, leave the rest. `expires_at=0` lets a topic live for ever.
+
+        >>> async def main() -> str:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         return (await mq.change_topic("orders", rule="read-only")).rule
+        >>> asyncio.run(main())
+        'read-only'
+        """
         changes: dict[str, object] = {
             "rule": rule,
             "message_bytes_max": message_bytes_max,
@@ -400,17 +407,41 @@ class Client:
         return msgspec.convert(reply, TopicDescription)
 
     async def delete_topic(self, topic: str) -> None:
-        """End a topic now: its readers are told, its name is free, its space comes back."""
+        """End a topic now: its readers are told, its name is free, its space comes back.
+
+        >>> async def main() -> list[str]:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.delete_topic("orders")
+        ...         return [one.topic for one in await mq.topics()]
+        >>> asyncio.run(main())
+        []
+        """
         await self._request({"op": "topic.delete", "topic": topic})
 
     async def topic(self, topic: str) -> TopicDescription:
-        """Return what there is to know of one topic; `UnknownTopic` when there is none."""
+        """Return what there is to know of one topic; `UnknownTopic` when there is none.
+
+        >>> async def main() -> int:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         return (await mq.topic("orders")).messages
+        >>> asyncio.run(main())
+        2
+        """
         return msgspec.convert(
             await self._request({"op": "topic.describe", "topic": topic}), TopicDescription
         )
 
     async def has_topic(self, topic: str) -> bool:
-        """Tell whether a topic exists."""
+        """Tell whether a topic exists.
+
+        >>> async def main() -> bool:
+        ...     async with connect("memory:") as mq:
+        ...         return await mq.has_topic("orders")
+        >>> asyncio.run(main())
+        False
+        """
         try:
             await self.topic(topic)
         except UnknownTopic:
@@ -418,21 +449,39 @@ class Client:
         return True
 
     async def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
-        """Return all topics in the order of their names; `ended` adds those that are no more."""
+        """Return all topics in the order of their names; `ended` adds behind them what is no more.
+
+        >>> async def main() -> list[str]:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.create_topic("orders.paid")
+        ...         await mq.create_topic("orders.new")
+        ...         return [one.topic for one in await mq.topics(prefix="orders.")]
+        >>> asyncio.run(main())
+        ['orders.new', 'orders.paid']
+        """
         found: list[TopicDescription] = []
+        gone: list[TopicDescription] = []
         after = ""
         while True:
             reply = await self._request(
                 {"op": "topic.list", "prefix": prefix, "after": after, "limit": _PAGE, "all": ended}
             )
             found += msgspec.convert(reply["topics"], list[TopicDescription])
-            found += msgspec.convert(reply.get("ended", []), list[TopicDescription])
+            gone += msgspec.convert(reply.get("ended", []), list[TopicDescription])
             after = reply["next"]
             if not after:
-                return found
+                return found + sorted(gone, key=lambda one: (one.topic, one.number))
 
     async def status(self) -> dict[str, Any]:
-        """Return how the broker is: version, log, disk, connections, counts."""
+        """Return how the broker is: version, log, disk, connections, counts.
+
+        >>> async def main() -> int:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.publish("orders", "hello")
+        ...         return (await mq.status())["published"]
+        >>> asyncio.run(main())
+        1
+        """
         return await self._request({"op": "status"})
 
     # --- inside ------------------------------------------------------------------------------

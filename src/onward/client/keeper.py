@@ -60,6 +60,7 @@ class Keeper:
     async def open(self, *, timeout_s: float) -> None:
         """Connect for the first time, or raise why that is not possible."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
         try:
             await self.connected(timeout_s=timeout_s)
         except BaseException:
@@ -104,6 +105,14 @@ class Keeper:
             self._last_error = await asyncio.shield(link.lost)
             if self._final is None:
                 self._tell(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Tell those who wait when nobody looks for a broker any more: it would be for ever."""
+        error = None if task.cancelled() else task.exception()
+        if self._final is None:
+            self._final = NotConnected(f"the client failed: {error!r}")
+            self._final.__cause__ = error
+        self._changed.set()
 
     def _tell(self, link: Link | None) -> None:
         self.link = link

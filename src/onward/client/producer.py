@@ -6,8 +6,9 @@
 Every batch carries the producer's id and a sequence, so the broker stores it once however often
 it is sent. At most as many sequences are unanswered as the broker remembers; while that many are
 under way, batches fill. What an overloaded broker refused is sent again, before anything new and
-after all that was sent has an answer: so the order is kept. A publish fails with `OutcomeUnknown`
-only when it may have been stored: it was sent, and there was no answer in time.
+after all that was sent has an answer: so the order is kept. Who finds no room waits in line. A
+publish fails with `OutcomeUnknown` only when it may have been stored: it was sent, and there was no
+answer in time. What was not sent in time is taken back: `NotConnected`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Optional:
         column.extend([None] * (number - len(column)))
         column.append(value)
 
+    def remove(self, number: int) -> None:
+        """Forget the values of the message with this number."""
+        for name in self.__slots__:
+            column = getattr(self, name)
+            if column is not None:
+                del column[number : number + 1]
+
     def columns(self, count: int) -> dict[str, list[object]]:
         """Return the columns that are used, each as long as the batch."""
         used = {}
@@ -77,7 +85,9 @@ class Optional:
 class OpenBatch:
     """Single publishes to one topic that will travel together."""
 
-    __slots__ = ("bodies", "bytes", "deadline", "durability", "futures", "optional", "topic")
+    __slots__ = (
+        "bodies", "bytes", "deadline", "durability", "futures", "is_sealed", "optional", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: str, durability: int, deadline: float) -> None:
         self.topic = topic
@@ -87,6 +97,7 @@ class OpenBatch:
         self.futures: list[asyncio.Future[Receipt]] = []
         self.optional: Optional | None = None
         self.bytes = 0
+        self.is_sealed = False
 
     def settle(self, offset: int, event_id: int, durability: str) -> None:
         """Give each message its receipt."""
@@ -110,6 +121,16 @@ class OpenBatch:
                     single.optional.set(name, 0, column[number])
             singles.append(single)
         return singles
+
+    def remove(self, future: asyncio.Future[Receipt]) -> int:
+        """Take one message out; return how many bytes fewer wait."""
+        number = self.futures.index(future)
+        del self.futures[number]
+        size = len(self.bodies.pop(number)) + MESSAGE_COST_BYTES
+        if self.optional is not None:
+            self.optional.remove(number)
+        self.bytes -= size
+        return size
 
     def fail(self, error: OnwardError) -> None:
         """Tell each publisher."""
@@ -178,7 +199,8 @@ class Producer:
         self._has_refused = False
         self._not_before = 0.0
         self._check: asyncio.TimerHandle | None = None
-        self._space = asyncio.Event()
+        self._line: deque[asyncio.Event] = deque()
+        """Those who wait for room, in the order in which they came."""
         self._settled = asyncio.Event()
         self.waiting_bytes = 0
         self.is_closed = False
@@ -232,18 +254,71 @@ class Producer:
         self._flush_soon()
         return future
 
-    async def space(self) -> None:
-        """Return when there is room for more."""
-        while self.waiting_bytes > WAITING_BYTES_MAX:
-            self._space.clear()
-            await self._space.wait()
+    @property
+    def has_space(self) -> bool:
+        """Tell whether there is room for more, and nobody waits for it."""
+        return not self._line and self.waiting_bytes <= WAITING_BYTES_MAX
+
+    async def space(self, *, deadline: float) -> None:
+        """Return when there is room for more; who came first goes first."""
+        if self.has_space:
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._stand_in_line()
+        except TimeoutError:
+            raise NotConnected("too many publishes waited for the broker all the time") from None
         if self.is_closed:
             raise NotConnected("the client is closed")
 
+    async def _stand_in_line(self) -> None:
+        """Keep a place until it is the first one and there is room.
+
+        All are woken together, so that they share batches; who finds no room keeps its place.
+        """
+        place = asyncio.Event()
+        self._line.append(place)
+        try:
+            while self._line[0] is not place or self.waiting_bytes > WAITING_BYTES_MAX:
+                place.clear()
+                await place.wait()
+        finally:
+            self._line.remove(place)
+            if self._line:
+                self._line[0].set()
+
     def check_space(self) -> None:
         """Raise `Overloaded` when there is no room for more."""
-        if self.waiting_bytes > WAITING_BYTES_MAX:
+        if not self.has_space:
             raise Overloaded("too many publishes wait for the broker", retry_after_ms=100)
+
+    async def answer(
+        self, future: asyncio.Future[Receipt], topic: str, *, deadline: float
+    ) -> Receipt:
+        """Return the answer to what `publish` took just now, or take it back at its deadline."""
+        batch = self._open.get(topic) or self._waiting[-1]
+        assert isinstance(batch, OpenBatch)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            if not future.cancelled():
+                return future.result()
+        if batch.is_sealed:
+            raise OutcomeUnknown(f"no answer in time for a publish to {topic!r}")
+        self._withdraw(batch, future)
+        raise NotConnected(f"a publish to {topic!r} found no broker in time")
+
+    def _withdraw(self, batch: OpenBatch, future: asyncio.Future[Receipt]) -> None:
+        """Forget a message that was not sent, and its batch when it was the last one in it."""
+        is_open = self._open.get(batch.topic) is batch
+        if not is_open and batch not in self._waiting:
+            return
+        self._free(batch.remove(future))
+        if not batch.bodies and is_open:
+            del self._open[batch.topic]
+        elif not batch.bodies:
+            self._waiting.remove(batch)
 
     # --- the link ----------------------------------------------------------------------------
 
@@ -309,6 +384,8 @@ class Producer:
     def _seal(self, link: Link, batch: OpenBatch | WholeBatch) -> None:
         """Give a batch its sequence and send it."""
         sequence = self._next_sequence
+        if isinstance(batch, OpenBatch):
+            batch.is_sealed = True
         try:
             encoded = self._encode(batch, sequence)
             if len(encoded) > link.welcome.batch_bytes_max:
@@ -441,10 +518,14 @@ class Producer:
         self._release(sent.batch)
 
     def _release(self, batch: OpenBatch | WholeBatch) -> None:
-        self.waiting_bytes -= batch.bytes
+        self._free(batch.bytes)
+
+    def _free(self, size: int) -> None:
+        self.waiting_bytes -= size
         self._settled.set()
-        if self.waiting_bytes <= WAITING_BYTES_MAX:
-            self._space.set()
+        if self._line and self.waiting_bytes <= WAITING_BYTES_MAX:
+            for place in self._line:
+                place.set()
 
     def _new_batch(self, topic: str, durability: int) -> OpenBatch:
         check_topic_name(topic)

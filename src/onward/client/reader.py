@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Literal
 
 from onward.client.keeper import Keeper
 from onward.client.link import Link
-from onward.errors import OnwardError, Overloaded, Stopping, from_wire
+from onward.errors import (
+    Corruption,
+    OnwardError,
+    Overloaded,
+    ProtocolError,
+    Stopping,
+    from_wire,
+)
 from onward.message.batch import Batch, batches_of, decode_batch, messages_of
 from onward.message.entry import entry_heads
 from onward.message.message import Message
@@ -60,7 +67,11 @@ class ReadBatch:
     @property
     def bodies(self) -> list[bytes]:
         """Return all bodies."""
-        return self._batch.bodies[self._skip :] if self._skip else self._batch.bodies
+        try:
+            bodies = self._batch.bodies
+        except (ProtocolError, Corruption) as error:
+            raise self._unreadable(error) from error
+        return bodies[self._skip :] if self._skip else bodies
 
     @property
     def columns(self) -> Batch:
@@ -69,14 +80,33 @@ class ReadBatch:
 
     def messages(self) -> list[Message]:
         """Return each message as an object."""
-        messages = messages_of(
-            self._batch,
-            topic=self.topic,
-            base_offset=self.first_offset - self._skip,
-            published_at_ms=self.published_at_ms,
-            event_id=self.event_id,
-        )
+        try:
+            messages = messages_of(
+                self._batch,
+                topic=self.topic,
+                base_offset=self.first_offset - self._skip,
+                published_at_ms=self.published_at_ms,
+                event_id=self.event_id,
+            )
+        except (ProtocolError, Corruption) as error:
+            raise self._unreadable(error) from error
         return messages[self._skip :] if self._skip else messages
+
+    def _unreadable(self, error: OnwardError) -> OnwardError:
+        return _unreadable(
+            error, topic=self.topic, offset=self.first_offset - self._skip,
+            event_id=self.event_id, after=self.first_offset + self.count,
+        )  # fmt: skip
+
+
+def _unreadable(
+    error: OnwardError, *, topic: str, offset: int, event_id: int, after: int
+) -> OnwardError:
+    """Return an error that says which batch is wrong, and where a new reader goes on."""
+    return type(error)(
+        f"the batch at offset {offset} of topic {topic!r} (event id {event_id}) cannot be read: "
+        f"{error}; read on with start={after}"
+    )
 
 
 class Reader:
@@ -94,6 +124,7 @@ class Reader:
         self._credit_bytes = credit_bytes
         self._link: Link | None = None
         self._request_id = 0
+        self._was_open = False
         self._pause_s = 0.0
         self._received: deque[bytes | bytearray] = deque()
         self._arrived = asyncio.Event()
@@ -158,7 +189,9 @@ class Reader:
     async def _open(self) -> None:
         pause_s, self._pause_s = self._pause_s, 0.0
         await asyncio.sleep(pause_s)
-        link = await self._keeper.connected(timeout_s=self._timeout_s)
+        # Who follows waits for ever: only the first time the broker has to be there.
+        is_patient = self._follow and self._was_open
+        link = await self._keeper.connected(timeout_s=None if is_patient else self._timeout_s)
         self._link = link
         if self._start == "latest" and self._next_offset is None:
             self._note_latest(link)
@@ -166,6 +199,7 @@ class Reader:
         read = Read(self._topic, start, self._credit_bytes, self._follow)
         self._request_id = link.expect(self._take)
         link.send(Kind.READ, self._request_id, encode_json(read))
+        self._was_open = True
 
     def _note_latest(self, link: Link) -> None:
         """Ask where the topic ends, just before reading from there.
@@ -220,21 +254,25 @@ class Reader:
 
     # --- decoding ----------------------------------------------------------------------------
 
-    def _decode(self, entries: bytes | bytearray) -> list[ReadBatch]:
-        found = []
+    def _decode(self, entries: bytes | bytearray) -> Iterator[ReadBatch]:
+        """Give the batches one by one: one that is wrong keeps back none of those before it."""
         for entry in entry_heads(entries):
-            offset, start = entry.base_offset, entry.body_position
-            for at, header in batches_of(entries, start, start + entry.body_bytes):
-                after = offset + header.count
-                if after > self._first_wanted:
-                    batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
-                    found.append(
-                        ReadBatch(
+            offset, after = entry.base_offset, entry.base_offset + entry.count
+            start = entry.body_position
+            try:
+                for at, header in batches_of(entries, start, start + entry.body_bytes):
+                    after = offset + header.count
+                    if after > self._first_wanted:
+                        batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
+                        yield ReadBatch(
                             batch, topic=self._topic, first_offset=offset,
                             event_id=entry.index, published_at_ms=entry.time_ms,
                             skip=max(0, self._first_wanted - offset),
-                        )
-                    )  # fmt: skip
-                offset = after
+                        )  # fmt: skip
+                    offset = after
+                    after = entry.base_offset + entry.count
+            except (ProtocolError, Corruption) as error:
+                raise _unreadable(
+                    error, topic=self._topic, offset=offset, event_id=entry.index, after=after
+                ) from error
             self._first_wanted = max(self._first_wanted, offset)
-        return found

@@ -28,7 +28,12 @@ class Receipt(NamedTuple):
 
 
 class BatchReceipt(msgspec.Struct, frozen=True):
-    """Where the messages of one batch are: `first_offset` and the `count - 1` after it."""
+    """Where the messages of one batch are: `first_offset` and the `count - 1` after it.
+
+    >>> receipt = BatchReceipt("orders", 7, 3, 12, "disk")
+    >>> [f"{receipt.topic}/{receipt.first_offset + n}" for n in range(receipt.count)]
+    ['orders/7', 'orders/8', 'orders/9']
+    """
 
     topic: str
     first_offset: int

@@ -15,7 +15,12 @@ Instant = str | int | datetime
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic, as its broker describes it."""
+    """One topic, as its broker describes it.
+
+    >>> topic = TopicDescription(topic="orders", number=1, state="active", next_offset=7)
+    >>> topic.next_offset - topic.first_offset
+    7
+    """
 
     topic: str
     number: int

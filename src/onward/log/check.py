@@ -20,7 +20,7 @@ from onward.log.checkpoint import checkpoint_names, read_checkpoint
 from onward.log.disk import Disk
 from onward.log.index import ROW, NewRows, Piece, Row, RowsFile
 from onward.log.inspect import Damage, Lost, Walk
-from onward.log.recovery import SCAN_BYTES
+from onward.log.recovery import SCAN_BYTES, is_given_up
 from onward.log.segment import Segment
 from onward.message.entry import Entry, Kind
 
@@ -71,6 +71,7 @@ class Check:
         self.names: dict[int, str] = {}
         """The names of the topics that were created in this log, by number."""
         self._disk = disk
+        self._has_unknown_gap = False
         self._offsets = _Offsets(self.walk.next_index)
 
     @property
@@ -118,6 +119,7 @@ class Check:
                 self._take_damage(report, step, files)
             else:
                 self._take_entry(report, segment, step[0])
+                self._take_gap(*step)
                 if step[0].kind == Kind.TOPIC_CREATED:
                     named = msgspec.json.decode(step[1], type=_Named)
                     self.names[named.number] = named.name
@@ -136,6 +138,17 @@ class Check:
         report.entries += 1
         report.gaps += entry.kind == Kind.GAP
         report.messages += entry.count if entry.kind == Kind.MESSAGES else 0
+
+    def _take_gap(self, entry: Entry, body: memoryview) -> None:
+        if entry.kind != Kind.GAP or is_given_up(body) or self._has_unknown_gap:
+            return
+        mark = self.walk.checkpoint
+        if entry.index > (mark.last_index if mark else 0):
+            self._has_unknown_gap = True
+            self.problems.append(
+                f"a gap that retention left, at index {entry.index}, is after the newest valid "
+                f"checkpoint, or there is none: restore a checkpoint file from a copy"
+            )
 
     def _take_damage(
         self, report: SegmentReport, damage: Damage, files: Sequence[RowsFile]

@@ -24,9 +24,10 @@ everything is found by binary search, and no work is done per message.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -45,6 +46,8 @@ _TIME = (Struct("<q"), 16)
 _DELTA = (Struct("<I"), 24)
 _TOPIC = Struct("<I")
 _UNIT_BYTES = 1 << 20
+
+_Part = TypeVar("_Part")
 
 
 Piece = bytearray | memoryview
@@ -156,6 +159,16 @@ class NewRows:
         """Walk over (topic, packed rows) in the order of topics."""
         return iter(sorted(self._rows.items()))
 
+    def summaries(self) -> Iterator[TopicSummary]:
+        """Walk over what is known of each topic, in the order of topics. Looks at every row."""
+        first_row = 0
+        for topic, rows in self.pieces():
+            count = len(rows) // ROW_BYTES
+            size = sum(row[6] for row in ROW.iter_unpack(rows))
+            last = Row._make(ROW.unpack_from(rows, len(rows) - ROW_BYTES))
+            yield TopicSummary(topic, count, first_row, size, last.end_offset, last.time_ms)
+            first_row += count
+
 
 class RowsFile:
     """A file of rows, mapped into memory. See the module's drawing."""
@@ -163,6 +176,8 @@ class RowsFile:
     def __init__(self, buffer: bytes | memoryview, *, path: str) -> None:
         self.path = path
         self._buffer = buffer
+        mapped = memoryview(buffer).obj
+        self._map = mapped if isinstance(mapped, mmap.mmap) else None
         (magic, version, self.first_index, self._topics, self.count, crc, self.index_count) = (
             HEADER.unpack_from(buffer)
         )
@@ -171,7 +186,7 @@ class RowsFile:
             magic != MAGIC
             or version != VERSION
             or len(buffer) != self._rows_start + self.count * ROW_BYTES
-            or crc32c(memoryview(buffer)[HEADER.size :]) != crc
+            or self._crc() != crc
         ):
             raise ValueError(f"{path} is not a valid file of rows")
 
@@ -219,6 +234,19 @@ class RowsFile:
             start = summary.first_row * ROW_BYTES
             yield summary.topic, rows[start : start + summary.rows * ROW_BYTES]
 
+    def release(self) -> None:
+        """Give the pages that were looked at back: they stay in the page cache, not with us."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _crc(self) -> int:
+        """Return the checksum; a large file is not all in memory meanwhile, nor after."""
+        crc, view = 0, memoryview(self._buffer)
+        for start in range(HEADER.size, len(view), _UNIT_BYTES):
+            crc = crc32c(view[start : start + _UNIT_BYTES], crc)
+            self.release()
+        return crc
+
     def _topic_at(self, number: int) -> int:
         topic: int = _TOPIC.unpack_from(self._buffer, HEADER.size + number * DIRECTORY.size)[0]
         return topic
@@ -237,8 +265,8 @@ def write_rows(
 ) -> None:
     """Merge `sources`, oldest first, into one file at `path`, durable when this returns.
 
-    It copies whole pieces, so its cost is per topic and source, not per row, and only one piece
-    is in memory at a time.
+    It copies whole pieces, so its cost is per topic and source; only rows that are new, and in
+    memory, are looked at one by one. Of mapped files about a unit is resident at a time.
     """
     temporary = f"{path}.tmp"
     disk.remove(temporary)
@@ -262,11 +290,12 @@ def write_rows(
 def _merged_directory(sources: Sequence[Rows]) -> tuple[bytes, int]:
     directory = bytearray()
     first_row = 0
-    for topic, pieces in _merged(sources):
-        rows = sum(map(len, pieces)) // ROW_BYTES
-        last = Row._make(ROW.unpack_from(pieces[-1], len(pieces[-1]) - ROW_BYTES))
-        size = sum(row[6] for piece in pieces for row in ROW.iter_unpack(piece))
-        directory += DIRECTORY.pack(topic, rows, first_row, size, last.end_offset, last.time_ms)
+    walks = [((one.topic, one) for one in source.summaries()) for source in sources]
+    for topic, parts in _merged(walks):
+        rows, size, last = sum(p.rows for p in parts), sum(p.bytes for p in parts), parts[-1]
+        directory += DIRECTORY.pack(
+            topic, rows, first_row, size, last.end_offset, last.last_time_ms
+        )  # fmt: skip
         first_row += rows
     return bytes(directory), first_row
 
@@ -274,26 +303,32 @@ def _merged_directory(sources: Sequence[Rows]) -> tuple[bytes, int]:
 def _units(directory: bytes, sources: Sequence[Rows]) -> Iterator[bytes]:
     """Yield the directory, then the rows in units of about a mebibyte."""
     unit = bytearray(directory)
-    for _, pieces in _merged(sources):
+    for _, pieces in _merged([source.pieces() for source in sources]):
         for piece in pieces:
             unit += piece
         if len(unit) >= _UNIT_BYTES:
             yield bytes(unit)
             unit.clear()
+            _release(sources)
     yield bytes(unit)
 
 
+def _release(sources: Sequence[Rows]) -> None:
+    for source in sources:
+        if isinstance(source, RowsFile):
+            source.release()
+
+
 def _merged(
-    sources: Sequence[Rows],
-) -> Iterator[tuple[int, list[Piece]]]:
-    """Walk over (topic, its pieces oldest first) in the order of topics."""
-    walks = [iter(source.pieces()) for source in sources]
+    walks: Sequence[Iterator[tuple[int, _Part]]],
+) -> Iterator[tuple[int, list[_Part]]]:
+    """Walk over (topic, its parts oldest first) in the order of topics."""
     heads = [next(walk, None) for walk in walks]
     while any(head is not None for head in heads):
         topic = min(head[0] for head in heads if head is not None)
-        pieces: list[Piece] = []
+        parts: list[_Part] = []
         for number, head in enumerate(heads):
             if head is not None and head[0] == topic:
-                pieces.append(head[1])
+                parts.append(head[1])
                 heads[number] = next(walks[number], None)
-        yield topic, pieces
+        yield topic, parts

@@ -3,8 +3,9 @@
 Writing is three steps, because only the middle one may wait for the disk:
 
     stage(drafts)    the loop's thread gives out indexes and builds the bytes     -> Write
-    perform(write)   the storage thread writes, and syncs when asked; or raises `DiskFull`, with
-                     the files as they were, and the write is forgotten
+    perform(write)   the storage thread writes, and syncs when asked; or raises `DiskFull`, or
+                     `Overloaded` when too many files are open, with the files as they were, and
+                     the write is forgotten
     finish(write)    the loop's thread makes the entries findable
 
 One write is under way at a time. A failed sync is never tried again: `DiskFailed` ends the node.
@@ -15,12 +16,13 @@ every entry's checksum is verified before a byte of it leaves: damage is never s
 from __future__ import annotations
 
 import errno
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from onward.errors import Corruption, DiskFull
+from onward.errors import Corruption, DiskFull, Overloaded
 from onward.log.disk import Buffer, Disk
 from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
 from onward.log.segment import Segment
@@ -30,6 +32,8 @@ from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entry,
 # another system call.
 GAP_BYTES_MAX = 64 << 10
 PREPARED_NAME = "next.log"
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+DESCRIPTOR_WAIT_S = 0.05
 
 
 class DiskFailed(Exception):
@@ -128,14 +132,17 @@ class Log:
         return Write(segment, 0, [], [], 0, rolled=True)
 
     def perform(self, write: Write, *, sync: bool) -> None:
-        """Write and, when asked, sync. In the storage thread; raises DiskFull or DiskFailed."""
+        """Write and, when asked, sync. In the storage thread.
+
+        Raises DiskFull or Overloaded with nothing done, or DiskFailed.
+        """
         try:
             if write.rolled:
                 self._roll(write.segment)
             self._write(write)
             if sync:
                 write.segment.sync()
-        except DiskFull:
+        except (DiskFull, Overloaded):
             self._take_back(write)
             raise
         except OSError as error:
@@ -204,11 +211,21 @@ class Log:
             if write.rolled:
                 write.segment.close()
                 self.disk.remove(write.segment.path)
-                self.disk.sync_folder(self.folder)
+                self._sync_folder_patiently()
             else:
                 write.segment.sync()
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
+
+    def _sync_folder_patiently(self) -> None:
+        """Sync the folder, however long it takes until a file may be opened for that."""
+        while True:
+            try:
+                return self.disk.sync_folder(self.folder)
+            except OSError as error:
+                if error.errno not in TOO_MANY_FILES:
+                    raise
+            time.sleep(DESCRIPTOR_WAIT_S)
 
     def _has_room_ahead(self) -> bool:
         """Tell whether space may be taken ahead: never that which is kept for checkpoints."""
@@ -218,6 +235,8 @@ class Log:
     def _as_full(self, error: OSError) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"the disk of {self.folder} is full")
+        if error.errno in TOO_MANY_FILES:
+            return Overloaded("too many files are open for a new segment", retry_after_ms=1_000)
         return error
 
     def prepare_next(self) -> None:

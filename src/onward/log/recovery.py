@@ -25,7 +25,7 @@ from onward.log.checkpoint import Checkpoint, read_checkpoints
 from onward.log.disk import Disk, FolderLocked, Unlock, write_all
 from onward.log.index import NewRows, RowsFile
 from onward.log.log import PREPARED_NAME, Log, LogLimits
-from onward.log.segment import Segment
+from onward.log.segment import Segment, segment_name
 from onward.message.entry import (
     HEADER_BYTES,
     MAGIC,
@@ -37,6 +37,9 @@ from onward.message.entry import (
 )
 
 SCAN_BYTES = 4 << 20
+_ZEROS = memoryview(bytes(SCAN_BYTES))
+GIVEN_UP = (1).to_bytes(4, "little")
+"""The last field of a gap's body when a repair wrote it, in the place of four zeros."""
 
 Apply = Callable[[Entry, memoryview], None]
 """Called for each entry after the checkpoint, with its body."""
@@ -112,8 +115,8 @@ class _Opening:
         sealed = self._sealed_paths(segments)
         kept: list[Segment] = []
         for segment in segments:
-            is_unused = segment.path not in sealed and used_bytes(segment) == 0
-            if kept and is_unused and segment is not segments[-1]:
+            is_between = bool(kept) and segment is not segments[-1]
+            if is_between and segment.path not in sealed and used_bytes(segment) == 0:
                 self.disk.remove(segment.path)
             else:
                 kept.append(segment)
@@ -144,11 +147,17 @@ class _Opening:
         return segment
 
     def _usable_checkpoint(self, segments: list[Segment]) -> Checkpoint | None:
-        """Return the newest checkpoint whose segment is still there."""
+        """Return the newest valid checkpoint; the segment that was open then must be there."""
         firsts = {segment.first_index for segment in segments}
-        for checkpoint in read_checkpoints(self.disk, self.folder):
+        for checkpoint in read_checkpoints(self.disk, self.folder)[:1]:
             if checkpoint.segment in firsts:
                 return checkpoint
+            if checkpoint.last_index:
+                raise Corruption(
+                    f"{self.folder}/{segment_name(checkpoint.segment)} is missing, but a "
+                    f"checkpoint knows what it held, up to index {checkpoint.last_index}; "
+                    f"nothing will be served: restore it from a copy"
+                )
         if segments and segments[0].first_index != 1:
             raise Corruption(
                 f"the log in {self.folder} begins at index {segments[0].first_index} and no valid "
@@ -252,6 +261,8 @@ class _Opening:
         for entry, body in scan(segment, begin):
             if entry.index != segment.next_index or entry.previous_crc != self.log.last_crc:
                 break
+            if entry.kind == Kind.GAP and not is_given_up(body):
+                raise self._unknown_gap(segment, entry)
             self._unproven.append(entry)
             while self._unproven[0].index <= entry.synced_index:
                 self._unproven.popleft()
@@ -296,6 +307,14 @@ class _Opening:
                 length = min(SCAN_BYTES, tail.bytes - start)
                 write_all(tail.file, start, tail.file.read(start, length))
         tail.sync()
+
+    def _unknown_gap(self, segment: Segment, entry: Entry) -> Corruption:
+        """What retention took is in every checkpoint of its time: only those are missing."""
+        return Corruption(
+            f"{segment.path} has a gap that retention left, at byte {entry.position} (index "
+            f"{entry.index}), and no valid checkpoint tells what stood there; nothing will be "
+            f"served, for offsets would be given twice: restore a checkpoint file from a copy"
+        )
 
     def _corruption(self, segment: Segment, position: int) -> Corruption:
         return Corruption(
@@ -346,14 +365,24 @@ def _take(segment: Segment, entry: Entry, body: memoryview) -> int:
     return last_crc
 
 
+def is_given_up(gap: memoryview) -> bool:
+    """Tell whether the body of a gap was written by a repair, with consent; else by retention.
+
+    >>> is_given_up(memoryview(bytes(12) + GIVEN_UP)), is_given_up(memoryview(bytes(16)))
+    (True, False)
+    """
+    return gap[12:16] == GIVEN_UP
+
+
 def used_bytes(segment: Segment) -> int:
     """Return the size without the zeros at its end."""
     end = segment.file.size()
     while end > 0:
         start = max(0, end - SCAN_BYTES)
-        rest = segment.file.read(start, end - start).rstrip(b"\0")
-        if rest:
-            return start + len(rest)
+        unit = segment.file.read(start, end - start)
+        # Space that was taken ahead is long: comparing is much faster than searching.
+        if unit != _ZEROS[: len(unit)]:
+            return start + len(unit.rstrip(b"\0"))
         end = start
     return 0
 

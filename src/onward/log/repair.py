@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from onward.errors import Corruption
 from onward.log.check import Check, SegmentReport
-from onward.log.disk import Disk, File
+from onward.log.disk import Disk, write_all
 from onward.log.inspect import GAP_BYTES, Damage
 from onward.log.log import LogLimits
-from onward.log.recovery import SCAN_BYTES, open_log
+from onward.log.recovery import GIVEN_UP, SCAN_BYTES, open_log
 from onward.message.entry import HEADER_BYTES, Draft, Kind, encode_entry, encode_gap
 
 _LENGTH_MAX = 2**32 - 8
@@ -126,7 +126,7 @@ def _mend(disk: Disk, damage: Damage) -> None:
     file = disk.open(damage.path)
     try:
         if damage.kind == "damaged" and damage.entries > 0:
-            _write_all(file, damage.position, gap_for(damage))
+            write_all(file, damage.position, gap_for(damage))
         else:
             file.truncate(damage.position)
         file.sync()
@@ -146,6 +146,7 @@ def gap_for(damage: Damage) -> bytes:
     if length > _LENGTH_MAX:
         raise Corruption(f"{damage.path}: {length} damaged bytes are too many for one gap")
     body = encode_gap(last_index=damage.next_index - 1, last_crc=damage.last_crc)
+    body = body[: -len(GIVEN_UP)] + GIVEN_UP
     padded = body + bytes(length - HEADER_BYTES - len(body))
     draft = Draft(Kind.GAP, damage.time_ms, 0, 0, 0, [padded])
     buffers, _, _ = encode_entry(
@@ -162,7 +163,7 @@ def _save_aside(disk: Disk, folder: str, damage: Damage) -> str:
     try:
         for start in range(damage.position, damage.end, SCAN_BYTES):
             unit = source.read(start, min(SCAN_BYTES, damage.end - start))
-            _write_all(aside, start - damage.position, unit)
+            write_all(aside, start - damage.position, unit)
         aside.sync()
     finally:
         source.close()
@@ -180,12 +181,6 @@ def _free_name(disk: Disk, folder: str, name: str) -> str:
         number += 1
         free = f"{name}.{number}"
     return free
-
-
-def _write_all(file: File, position: int, unit: bytes) -> None:
-    written = 0
-    while written < len(unit):
-        written += file.write(position + written, [memoryview(unit)[written:]])
 
 
 def _name(path: str) -> str:

@@ -11,12 +11,12 @@ about topics is then known without it. This module decides and copies; when is u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from onward.errors import Corruption
 from onward.log.disk import Disk, write_all
-from onward.log.index import TopicSummary
+from onward.log.index import ROW, Rows, RowsFile, TopicRows, TopicSummary
 from onward.log.log import Log
 from onward.log.recovery import scan
 from onward.log.segment import Segment
@@ -26,6 +26,14 @@ REWRITE_BYTES_MIN = 1 << 20
 
 IsDead = Callable[[TopicSummary], bool]
 """Tells whether nothing that a segment holds of a topic is wanted any more."""
+
+
+class Keep(NamedTuple):
+    """How much of a topic is kept: for how long and how many bytes, 0 for all, and from where."""
+
+    ms: int
+    bytes: int
+    first_offset: int
 
 
 class Verdict(NamedTuple):
@@ -53,6 +61,53 @@ def judge(
         if _dead_bytes(segment, is_dead) >= max(rewrite_bytes_min, segment.bytes // 2)
     ]
     return Verdict(drop, rewrite)
+
+
+def expired(
+    segments: Sequence[Segment], keeps: Mapping[int, Keep], *, now_ms: int
+) -> dict[int, int]:
+    """Return, by topic, the offset below which its retention keeps nothing. In a thread.
+
+    Only what moves is returned. Segments that hold nothing older than the shortest retention are
+    not looked at, unless a topic is limited by its size.
+    """
+    shortest_ms = min((keep.ms for keep in keeps.values() if keep.ms), default=0)
+    by_size = any(keep.bytes for keep in keeps.values())
+    moved: dict[int, int] = {}
+    newer_bytes: dict[int, int] = {}
+    # Time never goes back: what a segment holds is no older than the end of the one before it.
+    begins_ms = [0, *(segment.last_time_ms for segment in segments)]
+    for segment, begin_ms in reversed(list(zip(segments, begins_ms, strict=False))):
+        if not by_size and (not shortest_ms or begin_ms >= now_ms - shortest_ms):
+            continue
+        for summary in segment.summaries():
+            keep = keeps.get(summary.topic)
+            if keep is None or summary.end_offset <= keep.first_offset:
+                continue
+            newer = newer_bytes.get(summary.topic, 0)
+            newer_bytes[summary.topic] = newer + summary.bytes
+            too_old = keep.ms > 0 and summary.last_time_ms < now_ms - keep.ms
+            # Only what is not needed to have as much as the topic asks for may go.
+            if too_old or 0 < keep.bytes <= newer:
+                moved[summary.topic] = max(moved.get(summary.topic, 0), summary.end_offset)
+    return moved
+
+
+def old_bytes(source: Rows, keeps: Mapping[int, Keep], *, now_ms: int) -> int:
+    """Return about how many bytes of an open segment's rows their topics no longer keep."""
+    total = 0
+    for topic, piece in source.pieces():
+        keep = keeps.get(topic)
+        if keep is None or not keep.ms:
+            continue
+        rows = TopicRows(piece, 0, len(piece) // ROW.size)
+        count = rows.first_from_time(now_ms - keep.ms)
+        if count:
+            # About: neighbours of one topic are about as long as each other.
+            summary = source.summary_of(topic) if isinstance(source, RowsFile) else None
+            size = summary.bytes if summary else sum(row[6] for row in ROW.iter_unpack(piece))
+            total += size * count // rows.count
+    return total
 
 
 def _dead_bytes(segment: Segment, is_dead: IsDead) -> int:

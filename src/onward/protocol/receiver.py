@@ -67,6 +67,11 @@ class Receiver:
         """How many bytes of a frame that is not complete have arrived."""
         return len(self._tail) if self._own is None else HEADER_BYTES + self._filled
 
+    @property
+    def own_bytes(self) -> int:
+        """How many bytes of memory a large frame that is not complete holds."""
+        return 0 if self._own is None else len(self._own)
+
     def buffer(self, shared: bytearray) -> memoryview:
         """Return where to receive next. Ask again before each receive."""
         if self._own is not None:

@@ -19,6 +19,24 @@ def test_a_program_that_is_not_installed_is_said_with_how_to_get_it():
         program("no-such-server-anywhere")
 
 
+def test_redis_py_is_measured_as_pip_installs_it_and_with_hiredis_only_beside():
+    pytest.importorskip("redis")
+    assert "RESP" in peers.redis_parser(peers.REDIS_PY).__name__
+    figures = {peers.REDIS_PY: 10.0, peers.REDIS_PY_HIREDIS: 40.0}
+    assert peers.beside(figures, onward=20.0) == {
+        peers.REDIS_PY_HIREDIS: {"figure": 40.0, "ratio": 0.5}
+    }
+    assert figures == {peers.REDIS_PY: 10.0}
+    assert peers.beside(figures, onward=20.0) == {}
+
+
+def test_a_parser_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    for client in (peers.REDIS_PY, peers.REDIS_PY_HIREDIS):
+        with pytest.raises(PeerMissing, match="make setup-bench"):
+            peers.redis_parser(client)
+
+
 def test_a_missing_server_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(peers.COMMANDS, "gone", lambda *_: ([program("no-such-server")], ""))
     with pytest.raises(PeerMissing), started("gone", folder=tmp_path):

@@ -99,11 +99,11 @@ async def test_no_more_is_sent_than_there_is_credit_for() -> None:
         await speaker.publish("orders", [bytes(200_000)])
     request_id = speaker.say_read("orders", credit=1)
     await turns(100)
-    # One stretch of up to half a mebibyte, then nothing until there is credit again.
-    assert len(speaker.bodies(request_id)) == 2
+    # One entry, as the least there is, then nothing until there is credit again.
+    assert len(speaker.bodies(request_id)) == 1
     speaker.say_credit(request_id, 100_000)
     await turns(100)
-    assert len(speaker.bodies(request_id)) == 2
+    assert len(speaker.bodies(request_id)) == 1
     speaker.say_credit(request_id, 2_000_000)
     await turns(100)
     assert len(speaker.bodies(request_id)) == 8
@@ -269,4 +269,95 @@ async def test_a_reader_goes_on_across_a_rewrite() -> None:
     speaker.say_credit(request_id, 1 << 20)
     await turns(200)
     assert speaker.bodies(request_id) == [b"%d" % number for number in range(40)]
+    await broker.stop()
+
+
+async def test_all_readers_that_do_not_read_hold_a_limited_number_of_bytes_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.deliver.UNSENT_BYTES_MAX", 250_000)
+    broker = await open_broker(settings=settings_with(log={"segment_bytes_max": 1 << 20}))
+    writer = await Speaker.to(broker)
+    for _ in range(3):
+        await writer.publish("orders", [bytes(100_000)])
+    slow = [await Speaker.to(broker) for _ in range(6)]
+    for speaker in slow:
+        speaker.transport.pause_reading()
+    readings = [speaker.say_read("orders", credit=1 << 30) for speaker in slow]
+    await turns(200)
+    assert sum(session.unsent_bytes for session in broker.sessions) < 250_000 + 101_000
+    # They go on in turn, each as soon as another gives room.
+    slow[0].transport.resume_reading()
+    await turns(200)
+    assert len(slow[0].bodies(readings[0])) == 3
+    assert sum(session.unsent_bytes for session in broker.sessions) < 250_000 + 101_000
+    for speaker in slow:
+        speaker.transport.resume_reading()
+    await turns(600)
+    assert [len(s.bodies(id_)) for s, id_ in zip(slow, readings, strict=True)] == [3] * 6
+    await broker.stop()
+
+
+async def test_readers_that_read_go_on_when_those_that_do_not_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.deliver.UNSENT_BYTES_MAX", 100_000)
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    dead, alive = await Speaker.to(broker), await Speaker.to(broker)
+    await alive.publish("orders", [bytes(100_000)])
+    dead.transport.pause_reading()
+    dead.say_read("orders")
+    await turns()
+    request_id = alive.say_read("orders")
+    for _ in range(5):
+        await turns()
+        assert alive.bodies(request_id) == []
+        clock.advance(5_000)
+        await broker.housekeeping.tick()
+        alive.say(Kind.PING)
+    await turns(100)
+    assert dead.is_lost
+    assert alive.bodies(request_id) == [bytes(100_000)]
+    await broker.stop()
+
+
+async def test_room_is_found_again_when_a_socket_that_was_never_full_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.deliver.UNSENT_BYTES_MAX", 20_000)
+    broker = await open_broker()
+    first, second = await Speaker.to(broker), await Speaker.to(broker)
+    await first.publish("orders", [bytes(30_000)])
+    first.transport.pause_reading()
+    first.say_read("orders")
+    await turns()
+    request_id = second.say_read("orders")
+    await turns()
+    assert second.bodies(request_id) == []
+    first.transport.resume_reading()
+    await turns()
+    broker.delivering._check_crowd()
+    await turns()
+    assert second.bodies(request_id) == [bytes(30_000)]
+    await broker.stop()
+
+
+async def test_a_failure_nobody_thought_of_ends_the_read_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = await open_broker(FaultyDisk(Random(1), faults=Faults(uncached_read=1.0)))
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders")
+
+    async def fail(work):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no thread")
+
+    in_thread, broker.delivering._in_thread = broker.delivering._in_thread, fail
+    request_id = speaker.say_read("orders")
+    await turns()
+    assert speaker.end(request_id) == "unavailable"
+    assert "no thread" in caplog.text
+    broker.delivering._in_thread = in_thread
+    assert await speaker.read("orders") == [b"body"]
     await broker.stop()

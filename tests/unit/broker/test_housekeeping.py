@@ -11,6 +11,7 @@ import pytest
 
 from onward.broker import housekeeping
 from onward.broker.broker import Broker
+from onward.log.log import DiskFailed
 from onward.protocol.payloads import Durability, Published
 from onward.settings import LogSettings, Settings
 from onward.testing.clock import ManualClock
@@ -88,10 +89,9 @@ async def test_interval_durability_is_on_the_disk_within_its_interval() -> None:
     broker = await open_broker(disk, clock=clock)
     speaker = await Speaker.to(broker)
     await speaker.publish("orders", [b"first"])
-    await broker.housekeeping.tick()
+    await broker.housekeeping.sync()
     await speaker.publish("orders", [b"second"], durability=Durability.INTERVAL)
-    clock.advance(1_000)
-    await broker.housekeeping.tick()
+    await broker.housekeeping.sync()
     assert broker.log.synced_index == 3
     broker = await crashed(disk, broker)
     assert broker.catalogue.find("orders").next_offset == 2
@@ -341,3 +341,145 @@ async def test_the_bytes_of_a_topic_in_the_open_segment_are_counted_wherever_its
     await speaker.request("topic.delete", topic="orders")
     assert broker.dead_bytes == sum(row.length for row in rows)
     await broker.stop()
+
+
+async def test_a_sync_that_takes_long_holds_up_no_tick() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    speaker = await Speaker.to(broker)
+    gate = asyncio.Event()
+
+    async def gated(work: Callable[[], object]) -> object:
+        await gate.wait()
+        return work()
+
+    broker.housekeeping._in_sync_thread = gated
+    await speaker.publish("orders")
+    await speaker.publish("orders", durability=Durability.MEMORY)
+    syncing = asyncio.ensure_future(broker.housekeeping.sync())
+    await turns()
+    clock.advance(1_000)
+    await broker.housekeeping.tick()
+    assert broker.now_monotonic_ms == clock.monotonic_ms()
+    assert not syncing.done()
+    gate.set()
+    await syncing
+    assert broker.log.synced_index == broker.log.next_index - 1
+    await broker.stop()
+
+
+async def test_an_interval_shorter_than_a_tick_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "TICK_S", 60.0)
+    broker = await open_broker(settings=settings_with(log={"interval_ms": 50}))
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders")
+    is_synced = asyncio.Event()
+
+    async def noted(work: Callable[[], object]) -> object:
+        is_synced.set()
+        return work()
+
+    broker.housekeeping._in_sync_thread = noted
+    await speaker.publish("orders", durability=Durability.INTERVAL)
+    async with asyncio.timeout(5):
+        await is_synced.wait()
+    await turns()
+    assert broker.log.synced_index == broker.log.next_index - 1
+    await broker.stop()
+
+
+async def test_nobody_is_dropped_for_the_time_in_which_the_broker_did_not_listen() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    greeted, silent = await Speaker.to(broker), await Speaker.to(broker, greet=False)
+    clock.advance(60_000)
+    await broker.housekeeping.tick(60_000)
+    await turns()
+    assert not greeted.is_lost
+    assert not silent.is_lost
+    clock.advance(60_000)
+    await broker.housekeeping.tick()
+    await turns()
+    assert greeted.is_lost
+    assert silent.is_lost
+    await broker.stop()
+
+
+async def test_who_does_not_even_take_its_goodbye_is_told_once_and_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    await Speaker.to(broker, greet=False)
+    (session,) = broker.sessions
+    told: list[str] = []
+    monkeypatch.setattr(session, "end", lambda error: told.append("end"))
+    monkeypatch.setattr(session, "abort", lambda: told.append("abort"))
+    clock.advance(10_000)
+    await broker.housekeeping.tick()
+    await broker.housekeeping.tick()
+    assert told == ["end", "abort"]
+    monkeypatch.undo()
+    await broker.stop()
+
+
+async def test_a_seal_that_fails_holds_up_no_checkpoint_and_is_tried_ever_more_seldom(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    broker.housekeeping.stop()
+    speaker = await Speaker.to(broker)
+    for _ in range(10):
+        await speaker.publish("orders", [bytes(10_000)])
+    tries: list[int] = []
+
+    def seal(segment: object) -> None:
+        tries.append(clock.monotonic_ms())
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(type(broker.log), "seal", lambda log, segment: seal(segment))
+    count = broker.housekeeping.checkpoint_count
+    for _ in range(16):
+        await broker.housekeeping.tidy()
+        clock.advance(250)
+    assert broker.housekeeping.checkpoint_count > count
+    assert tries == [0, 250, 750, 1_750, 3_750]
+    monkeypatch.undo()
+    clock.advance(10_000)
+    with caplog.at_level("INFO", "onward.housekeeping"):
+        await broker.housekeeping.tidy()
+    assert broker.log.unsealed() is None
+    assert caplog.text.count("sealing segments") == 2
+    assert "sealing segments works again" in caplog.text
+    await broker.stop()
+
+
+async def test_one_topic_that_keeps_little_does_not_cut_the_log_into_crumbs() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock, settings=settings_with(log={"retention_ms": 0}))
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="short", retention_ms=1_000)
+    await speaker.publish("kept", [bytes(10_000)])
+    for _ in range(5):
+        await speaker.publish("short", [bytes(100)])
+        clock.advance(20_000)
+        await keep_house(broker)
+    assert len(broker.log.segments) == 1
+    await speaker.publish("short", [bytes(12_000)])
+    await broker.housekeeping.checkpoint()
+    clock.advance(20_000)
+    await keep_house(broker)
+    assert broker.catalogue.find("short").first_offset == 6
+    assert len(await speaker.read("kept")) == 1
+    await broker.stop()
+
+
+async def test_only_a_disk_that_failed_is_called_so(caplog: pytest.LogCaptureFixture) -> None:
+    for error, said in ((DiskFailed("no"), "the disk failed"), (KeyError("oops"), "this is a bug")):
+        caplog.clear()
+        broker = await open_broker()
+        broker.fail(error)
+        assert said in caplog.text
+        assert ("KeyError" in caplog.text) == isinstance(error, KeyError)
+        await broker.stop()

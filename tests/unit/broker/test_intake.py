@@ -89,6 +89,9 @@ class RecordingTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 

@@ -94,6 +94,29 @@ async def test_a_repeat_that_comes_while_the_first_is_under_way_waits_for_the_sa
     await broker.stop()
 
 
+async def test_a_connection_has_a_limited_number_of_repeats_waiting() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    first = speaker.say_publish("orders", producer_id=7, sequence=1)
+    repeats = [speaker.say_publish("orders", producer_id=7, sequence=1) for _ in range(33)]
+    await turns()
+    assert [speaker.of(id_) for id_ in repeats[:-1]] == [[]] * 32
+    assert speaker.answer(repeats[-1]) == "overloaded"
+    commit = broker._commit
+    assert isinstance(commit, HeldCommit)
+    while commit.held:
+        commit.release()
+        await turns()
+    receipt = speaker.answer(first)
+    assert isinstance(receipt, Published)
+    assert {speaker.answer(id_) for id_ in repeats[:-1]} == {receipt._replace(repeat=True)}
+    assert await speaker.publish("orders", producer_id=7, sequence=1) == receipt._replace(
+        repeat=True
+    )
+    assert [session.repeats_waiting for session in broker.sessions] == [0]
+    await broker.stop()
+
+
 async def test_a_repeat_is_known_after_a_restart_with_and_without_a_checkpoint() -> None:
     disk = FaultyDisk(Random(1))
     broker = await open_broker(disk)
@@ -175,10 +198,22 @@ async def test_a_message_that_is_too_large_is_refused_and_creates_nothing() -> N
 async def test_compression_does_not_carry_a_large_message_past_the_limit(compression: str) -> None:
     broker = await open_broker(settings=settings_with(topics={"message_bytes_max": 5_000}))
     speaker = await Speaker.to(broker)
-    large = await speaker.publish("orders", [bytes(6_000), b"x"], compression=compression)
+    large = await speaker.publish("orders", [bytes(6_000)], compression=compression)
     assert large == "message_too_large"
+    exact = await speaker.publish("orders", [bytes(5_000)], compression=compression)
+    assert isinstance(exact, Published)
     many = await speaker.publish("orders", [bytes(4_000)] * 10, compression=compression)
     assert isinstance(many, Published)
+    await broker.stop()
+
+
+async def test_a_compressed_batch_is_never_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("onward.message.batch.inflate")
+    broker = await open_broker(settings=settings_with(topics={"message_bytes_max": 5_000}))
+    speaker = await Speaker.to(broker)
+    # Of several messages the limit of each is kept by who produces them.
+    answer = await speaker.publish("orders", [bytes(6_000), b"x"], compression="zstd")
+    assert isinstance(answer, Published)
     await broker.stop()
 
 

@@ -200,6 +200,33 @@ async def test_topics_are_listed_in_pages_in_the_order_of_their_names() -> None:
     await broker.stop()
 
 
+async def test_a_page_has_a_limited_number_of_topics_whatever_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.requests.PAGE_MAX", 2)
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    for name in ("c", "a", "b"):
+        await speaker.request("topic.create", topic=name)
+    page = await speaker.request("topic.list", limit=10_000)
+    assert isinstance(page, dict)
+    assert ([topic["topic"] for topic in page["topics"]], page["next"]) == (["a", "b"], "b")
+    await broker.stop()
+
+
+async def test_a_list_follows_what_is_created_and_ended() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    for name in ("b1", "b3"):
+        await speaker.request("topic.create", topic=name)
+    assert broker.catalogue.names == ["b1", "b3"]
+    await speaker.request("topic.create", topic="b2")
+    await speaker.request("topic.delete", topic="b1")
+    await speaker.request("topic.create", topic="a")
+    assert broker.catalogue.names == sorted(broker.catalogue.by_name) == ["a", "b2", "b3"]
+    await broker.stop()
+
+
 async def test_ended_topics_are_listed_when_asked_for() -> None:
     broker = await open_broker()
     speaker = await Speaker.to(broker)

@@ -1,7 +1,8 @@
 """Sessions: who may speak, for how long, and what their mistakes cost."""
 
+from onward.message.batch import encode_batch
 from onward.protocol.frames import Kind, frame
-from onward.protocol.payloads import decode_error, decode_goodbye
+from onward.protocol.payloads import decode_error, decode_goodbye, publish_head
 from onward.settings import AuthSettings, Token
 from onward.testing.clock import ManualClock
 
@@ -157,4 +158,118 @@ async def test_what_was_sent_after_a_fault_is_not_looked_at() -> None:
     await turns()
     assert [kind for kind, _, _ in speaker.frames[2:]] == [Kind.ERROR]
     assert broker.catalogue.find("orders").next_offset == 1
+    await broker.stop()
+
+
+async def test_who_does_not_read_the_answers_is_not_answered_more_until_it_does() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    (session,) = broker.sessions
+    for number in range(20):
+        await speaker.request("topic.create", topic=f"topic-{number}")
+    speaker.transport.pause_reading()
+    asked = list(range(1_000, 1_500))
+    # In one piece: it is received before it is known that nobody reads the answers.
+    requests = [frame(Kind.REQUEST, id_, b'{"op":"topic.list"}') for id_ in asked]
+    speaker.transport.write(b"".join(requests))
+    last = speaker.say_publish("topic-0")
+    await turns(100)
+    assert session.unsent_bytes < 80_000
+    assert broker.catalogue.find("topic-0").next_offset == 0
+    speaker.transport.resume_reading()
+    await turns(2_000)
+    assert [id_ for _, id_, _ in speaker.frames if id_ >= 1_000] == asked
+    assert speaker.answer(last) != "overloaded"
+    assert broker.catalogue.find("topic-0").next_offset == 1
+    assert session.is_plain
+    await broker.stop()
+
+
+async def test_who_leaves_with_answers_unread_costs_nothing_more() -> None:
+    broker = await open_broker()
+    speaker, other = await Speaker.to(broker), await Speaker.to(broker)
+    speaker.transport.pause_reading()
+    speaker.transport.write(frame(Kind.REQUEST, 1, b'{"op":"status"}') * 1_000)
+    await turns()
+    speaker.transport.abort()
+    await turns()
+    assert len(broker.sessions) == 1
+    assert isinstance(await other.request("status"), dict)
+    await broker.stop()
+
+
+def large_publish(size: int) -> bytes:
+    batch = encode_batch([bytes(size)])
+    return publish_head(1, "orders", durability=0, batch_bytes=len(batch)) + batch
+
+
+async def test_large_frames_come_to_their_end_in_turn_when_all_hold_too_much() -> None:
+    settings = settings_with(
+        server={"inflight_bytes_max": 1 << 20}, log={"segment_bytes_max": 8 << 20}
+    )
+    broker = await open_broker(settings=settings)
+    # What is complete has a limit of its own, which is not looked at here.
+    broker.publishing._inflight_bytes_max = 1 << 30
+    whole = large_publish(700_000)
+    speakers = [await Speaker.to(broker) for _ in range(6)]
+    for speaker in speakers:
+        speaker.transport.write(whole[:300_000])
+        await turns()
+    waiting = [session.waits_for_room for session in broker.sessions]
+    assert waiting == [False, False, True, True, True, True]
+    for speaker in reversed(speakers):
+        speaker.transport.write(whole[300_000:])
+        await turns()
+    await turns(200)
+    assert not any(isinstance(speaker.answer(1), str) for speaker in speakers)
+    assert broker.catalogue.find("orders").next_offset == 6
+    assert not any(session.is_paused for session in broker.sessions)
+    assert broker.intake._large_bytes == 0
+    await broker.stop()
+
+
+async def test_who_sends_one_large_frame_after_the_other_lets_others_have_their_turn() -> None:
+    settings = settings_with(
+        server={"inflight_bytes_max": 100_000}, log={"segment_bytes_max": 8 << 20}
+    )
+    broker = await open_broker(settings=settings)
+    busy, other = await Speaker.to(broker), await Speaker.to(broker)
+    whole = large_publish(90_000)
+    for speaker in (busy, other):
+        speaker.transport.write(whole[:80_000])
+        await turns()
+    assert [session.waits_for_room for session in broker.sessions] == [False, True]
+    busy.transport.write(whole[80_000:] + whole[:80_000])
+    await turns()
+    assert [session.waits_for_room for session in broker.sessions] == [True, False]
+    other.transport.write(whole[80_000:])
+    busy.transport.write(whole[80_000:])
+    await turns()
+    assert broker.catalogue.find("orders").next_offset == 3
+    assert not any(session.is_paused for session in broker.sessions)
+    await broker.stop()
+
+
+async def test_a_large_frame_that_stalls_gives_its_room_to_others_in_time() -> None:
+    clock = ManualClock()
+    settings = settings_with(
+        server={"inflight_bytes_max": 100_000, "frame_ms": 1_000},
+        log={"segment_bytes_max": 8 << 20},
+    )
+    broker = await open_broker(clock=clock, settings=settings)
+    stalled, other = await Speaker.to(broker), await Speaker.to(broker)
+    whole = large_publish(90_000)
+    stalled.transport.write(whole[:80_000])
+    await turns()
+    other.transport.write(whole[:80_000])
+    await turns()
+    other.transport.write(whole[80_000:])
+    await turns()
+    assert other.of(1) == []
+    clock.advance(1_001)
+    await broker.housekeeping.tick()
+    await turns()
+    assert stalled.is_lost
+    assert not other.is_lost
+    assert not isinstance(other.answer(1), str)
     await broker.stop()

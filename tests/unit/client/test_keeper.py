@@ -111,3 +111,12 @@ async def test_a_link_that_is_lost_with_its_welcome_ends_nothing() -> None:
         await asyncio.sleep(0.02)
         commit.release()
         assert (await asyncio.wait_for(future, 3)).offset == 1
+
+
+async def test_a_keeper_that_fails_tells_those_who_wait() -> None:
+    async def dial(make: Callable[[], Link]) -> Link:
+        raise RuntimeError("a mistake of ours")
+
+    keeper = Keeper([dial], name="test", token=None)
+    with pytest.raises(NotConnected, match="a mistake of ours"):
+        await keeper.open(timeout_s=60)

@@ -251,3 +251,81 @@ async def test_closing_returns_with_the_last_answer() -> None:
         commit.release()
         await closing
         assert future.result().offset == 0
+
+
+async def test_who_waits_for_room_goes_in_the_order_of_coming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 1_000)
+    async with calling() as (client, _, commit):
+        await client.publish("orders", b"start")
+        commit.is_holding = True
+        publishes = [asyncio.ensure_future(client.publish("orders", bytes(2_000)))]
+        for number in range(40):
+            publishes.append(
+                asyncio.ensure_future(client.publish("orders", b"%02d" % number * 200))
+            )
+            await turns(1)
+        publishes.pop(20).cancel()
+        commit.release()
+        with pytest.raises(Overloaded):
+            client.publish_soon("orders", b"past the line")
+        for _ in range(60):
+            publishes.append(asyncio.ensure_future(client.publish("orders", b"late")))
+            await turns(1)
+        receipts = await asyncio.gather(*publishes)
+        assert [receipt.offset for receipt in receipts] == list(range(1, 101))
+
+
+async def test_a_publish_that_was_not_sent_in_time_is_taken_back() -> None:
+    async with calling() as (client, cable, _):
+        cable.pull()
+        await turns()
+        first = client.publish_soon("orders", b"first", key="1")
+        with pytest.raises(NotConnected):
+            await client.publish("bills", b"alone", timeout="10ms")
+        taken_back = asyncio.ensure_future(
+            client.publish("orders", b"too late", tag="x", key="2", timeout="10ms")
+        )
+        await turns()
+        third = client.publish_soon("orders", b"third", key="3")
+        with pytest.raises(NotConnected):
+            await taken_back
+        cable.plug()
+        assert [(await first).offset, (await third).offset] == [0, 1]
+        found = [
+            (message.body, message.key, message.tag) async for message in client.read("orders")
+        ]
+        assert found == [(b"first", "1", None), (b"third", "3", None)]
+        assert not await client.has_topic("bills")
+        assert client._producer().waiting_bytes == 0
+
+
+async def test_what_is_taken_back_from_a_full_batch_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH_MESSAGES_MAX", 1)
+    async with calling() as (client, cable, _):
+        cable.pull()
+        await turns()
+        with pytest.raises(NotConnected):
+            await client.publish("orders", b"full", timeout="10ms")
+        cable.plug()
+        assert (await client.publish("orders", b"next")).offset == 0
+
+
+async def test_waiting_for_room_has_the_deadline_of_the_publish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 1_000)
+    async with calling(timeout_s=2) as (client, _, commit):
+        await client.publish("orders", b"start")
+        commit.is_holding = True
+        first = client.publish_soon("orders", bytes(2_000))
+        with pytest.raises(NotConnected):
+            await client.publish("orders", b"no room", timeout="10ms")
+        with pytest.raises(NotConnected):
+            await client.publish_many("orders", [b"no room"], timeout="10ms")
+        commit.release()
+        assert (await first).offset == 1
+        assert (await client.publish("orders", b"next")).offset == 2

@@ -5,13 +5,16 @@ import asyncio
 import pytest
 
 from onward.client.client import Client
+from onward.client.reader import ReadBatch
 from onward.errors import (
     Conflict,
     InvalidRequest,
     NotConnected,
     OffsetOutOfRange,
+    ProtocolError,
     UnknownTopic,
 )
+from onward.message.batch import Batch, check_batch, encode_batch
 from onward.protocol.payloads import Start
 
 from .calling import calling, turns
@@ -173,3 +176,60 @@ async def test_a_client_that_is_not_open_says_so() -> None:
         client.read("orders")
     with pytest.raises(NotConnected, match="async with"):
         await client.publish("orders", b"x")
+
+
+async def test_a_follower_that_was_open_once_waits_for_its_broker_without_a_deadline() -> None:
+    async with calling(timeout_s=0.1) as (client, cable, _):
+        await client.publish("orders", b"a")
+        reading = asyncio.ensure_future(collect(client, 2))
+        await turns()
+        cable.pull()
+        await asyncio.sleep(0.3)
+        assert not reading.done()
+        cable.plug()
+        await client._keeper().connected(timeout_s=5)
+        await client.publish("orders", b"b")
+        assert await reading == [0, 1]
+
+
+async def test_a_batch_that_cannot_be_read_is_named_and_so_is_the_way_round_it() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("orders", [b"good"] * 2)
+        wrong = await client.publish_many("orders", [b"wrong"] * 3)
+        await client.publish("orders", b"after")
+        reader = client.read("orders")
+        take = reader._take
+
+        def damage(kind: int, payload: bytes | bytearray) -> None:
+            take(kind, bytes(payload).replace(b"wrong", b"wrung"))
+
+        reader._take = damage  # type: ignore[method-assign]
+        batches = reader.batches()
+        assert (await anext(batches)).bodies == [b"good"] * 2
+        with pytest.raises(ProtocolError, match="checksum") as raised:
+            await anext(batches)
+        assert f"offset 2 of topic 'orders' (event id {wrong.event_id})" in str(raised.value)
+        assert str(raised.value).endswith("read on with start=5")
+        assert [message.body async for message in client.read("orders", start=5)] == [b"after"]
+
+
+def test_a_column_that_cannot_be_read_is_named_with_its_batch() -> None:
+    header = check_batch(encode_batch([b"a", b"b"]))
+    block = memoryview(b"\x09\x00\x00\x00\x01\x00\x00\x00ab")
+    batch = ReadBatch(
+        Batch(header, block, {255: slice(0, 10)}), topic="orders", first_offset=5, event_id=9,
+        published_at_ms=0, skip=1,
+    )  # fmt: skip
+    for read in (batch.messages, lambda: batch.bodies):
+        with pytest.raises(ProtocolError, match="offset 5 of topic 'orders'.* start=7"):
+            read()
+
+
+async def test_topics_that_ended_stand_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.client.client._PAGE", 2)
+    async with calling() as (client, _, _):
+        for name in "fedcba":
+            await client.create_topic(name)
+        await client.delete_topic("e")
+        await client.delete_topic("b")
+        assert [one.topic for one in await client.topics(ended=True)] == list("acdfbe")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from onward import connect_sync
-from onward.errors import NotConnected, UnknownTopic
+from onward.client import producer
+from onward.errors import NotConnected, Overloaded, UnknownTopic
 from onward.settings import LogSettings, Settings
 
 
@@ -94,3 +95,21 @@ def test_a_file_address_decides_where_whatever_the_settings_say(tmp_path: Path) 
     with connect_sync(f"file:{folder}", settings=Settings(log=log)) as mq:
         mq.publish("orders", b"a")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
+
+
+def test_publishes_of_one_thread_that_do_not_wait_keep_their_order() -> None:
+    with connect_sync("memory:") as mq:
+        futures = [mq.publish_soon("orders", str(number)) for number in range(500)]
+        assert [future.result(5).offset for future in futures] == list(range(500))
+
+
+def test_publishes_that_do_not_wait_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "WAITING_BYTES_MAX", 1_000)
+    with connect_sync("memory:") as mq:
+        assert mq._loop is not None
+        all_asked = threading.Event()
+        mq._loop.call_soon_threadsafe(all_asked.wait)
+        futures = [mq.publish_soon("orders", bytes(2_000)) for _ in range(3)]
+        all_asked.set()
+        assert futures[0].result(5).offset == 0
+        assert [type(future.exception(5)) for future in futures[1:]] == [Overloaded] * 2

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onward.log.disk import OsDisk
 from onward.log.index import ROW_BYTES, NewRows, RowsFile, write_rows
 from onward.log.memory_disk import MemoryDisk
 from onward.message.entry import Entry
@@ -124,6 +125,30 @@ def test_a_file_of_rows_that_was_cut_is_refused() -> None:
         file.write(0, [good[:size]])
         with pytest.raises(ValueError):
             RowsFile.open(disk, "x.idx")
+
+
+def test_a_large_file_of_rows_does_not_stay_in_memory_once_verified_or_merged(
+    tmp_path: Path,
+) -> None:
+    disk, topics = OsDisk(), 50
+    rows = rows_of(entries_of([(number % topics, 1, 0, 0) for number in range(100_000)]))
+    path, merged = str(tmp_path / "1.idx.0"), str(tmp_path / "1.idx")
+    write_rows(disk, path, first_index=10, sources=[rows])
+    run = RowsFile.open(disk, path)
+    assert resident_bytes(path) < 512 << 10
+    write_rows(disk, merged, first_index=10, sources=[run])
+    assert resident_bytes(path) < 2 << 20
+    assert Path(merged).read_bytes() == Path(path).read_bytes()
+    run.release()
+    assert run.rows_of(7)[0].row(0).topic == 7, "what was given back is read again"
+
+
+def resident_bytes(path: str) -> int:
+    """Return how much of a mapped file is resident in this process."""
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(path + "\n")
+    assert len(maps) == 2, "mapped once"
+    (line,) = [one for one in maps[1].splitlines()[:10] if one.startswith("Rss:")]
+    return int(line.split()[1]) * 1024
 
 
 def test_new_rows_cost_one_packed_row_each() -> None:

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from onward.errors import Corruption, DiskFull
+from onward.errors import Corruption, DiskFull, Overloaded
+from onward.log import log as log_module
 from onward.log.log import DiskFailed, LogLimits
 from onward.log.memory_disk import MemoryDisk
 from onward.testing.disk import Faults, FaultyDisk
@@ -227,3 +228,31 @@ def test_short_writes_lose_nothing_anywhere() -> None:
     writer.seal()
     disk.crash(unsynced="lost")
     assert Writer(disk).read(2) == [(number, 1) for number in range(30)]
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_roll_that_may_open_no_file_is_taken_back_and_can_be_tried_again(
+    error: int, is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "DESCRIPTOR_WAIT_S", 0.0)
+    disk = FaultyDisk(Random(1))
+    writer = Writer(disk)
+    for _ in range(8):
+        writer.append(1)
+    if is_prepared:
+        writer.log.prepare_next()
+    write = writer.log.stage([writer.draft(2, size=30_000)])
+    assert write.rolled
+    # Creating the segment, and then also taking it back.
+    disk.fail("sync_folder", error=error)
+    disk.fail("sync_folder", error=error)
+    with pytest.raises(Overloaded):
+        writer.log.perform(write, sync=True)
+    del writer.next[2]
+    writer.append(1)
+    writer.append(2, size=30_000)
+    disk.crash()
+    again = Writer(disk)
+    assert again.folded == list(range(1, 11))
+    assert again.next == writer.next

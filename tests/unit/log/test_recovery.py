@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.errors import Corruption, Unavailable
+from onward.log.check import Check
 from onward.log.memory_disk import MemoryDisk
 from onward.log.recovery import open_log
+from onward.log.retention import rewrite
 from onward.testing.disk import Faults, FaultyDisk
 
 from .writing import FOLDER, LIMITS, Writer
@@ -205,6 +207,31 @@ def test_a_log_without_its_beginning_needs_a_checkpoint() -> None:
         Writer(disk)
 
 
+def test_a_gap_of_retention_that_no_checkpoint_knows_is_corruption() -> None:
+    disk = MemoryDisk()
+    writer = Writer(disk)
+    for _ in range(30):
+        writer.append(1)
+    writer.append(2)
+    writer.roll()
+    writer.seal()
+    writer.checkpoint()
+    first = writer.log.segments[0]
+    writer.log.replace(first, rewrite(writer.log, first, is_dead=lambda one: one.topic == 1))
+    writer.close()
+    again = Writer(disk)
+    assert again.next == {1: 30, 2: 1}, "the checkpoint knows"
+    again.close()
+    for name in disk.list_folder(FOLDER):
+        if name.startswith("checkpoint"):
+            disk.remove(f"{FOLDER}/{name}")
+    with pytest.raises(Corruption, match="restore a checkpoint file"):
+        Writer(disk)
+    check = Check(disk, FOLDER)
+    check.run()
+    assert ["restore a checkpoint file" in problem for problem in check.problems] == [True]
+
+
 def test_a_missing_segment_in_the_middle_is_corruption() -> None:
     disk = MemoryDisk()
     writer = Writer(disk)
@@ -304,3 +331,15 @@ def test_whatever_happens_nothing_synced_is_lost_and_offsets_stay_dense(
                 sum(count for _, count in spans[:number]) for number in range(len(spans))
             ]
         synced = dict(writer.next)
+
+
+def test_a_log_without_the_segment_that_its_checkpoint_knows_is_never_opened() -> None:
+    disk = FaultyDisk(Random(1))
+    writer = Writer(disk)
+    writer.append(1, sync=True)
+    writer.checkpoint()
+    (name,) = [name for name in disk.list_folder("log") if name.endswith(".log")]
+    disk.kill()
+    disk.remove(f"log/{name}")
+    with pytest.raises(Corruption, match="is missing, but a checkpoint knows what it held"):
+        Writer(disk)

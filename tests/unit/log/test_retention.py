@@ -7,7 +7,7 @@ import pytest
 
 from onward.errors import Corruption
 from onward.log.index import TopicSummary
-from onward.log.retention import judge, rewrite
+from onward.log.retention import Keep, expired, judge, old_bytes, rewrite
 from onward.log.segment import Segment
 from onward.testing.disk import Faults, FaultyDisk
 
@@ -183,3 +183,39 @@ def test_a_power_cut_while_segments_are_dropped_loses_nothing_else(seed: int) ->
 
 def writer_tail(writer: Writer, offset: int) -> list[tuple[int, int]]:
     return [(number, 1) for number in range(offset, writer.next[2])]
+
+
+def test_what_is_too_old_moves_the_first_offset_and_segments_that_are_new_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = written(FaultyDisk(Random(1)))
+    sealed = writer.log.segments[:-1]
+    last_ms = sealed[-1].last_time_ms
+    end = sealed[-1].sealed.summary_of(1).end_offset  # type: ignore[union-attr]
+    keeps = {1: Keep(1_000, 0, 0), 2: Keep(0, 0, 0)}
+    assert expired(sealed, keeps, now_ms=last_ms + 1_001) == {1: end}
+    assert expired(sealed, {1: Keep(1_000, 0, end)}, now_ms=last_ms + 1_001) == {}
+    looked: list[Segment] = []
+    monkeypatch.setattr(Segment, "summaries", lambda segment: looked.append(segment) or iter(()))
+    assert expired(sealed, {1: Keep(10**15, 0, 0)}, now_ms=last_ms) == {}
+    assert len(looked) <= 1
+    assert expired(sealed, {1: Keep(0, 0, 0)}, now_ms=last_ms) == {}
+    assert len(looked) <= 1
+    assert expired(sealed, {1: Keep(0, 1, 0)}, now_ms=last_ms) == {}
+    assert len(looked) >= len(sealed)
+
+
+def test_old_bytes_are_counted_by_what_each_topic_keeps() -> None:
+    writer = Writer(FaultyDisk(Random(1)))
+    writer.append(1, 1, 2, size=200)
+    tail = writer.log.tail
+    row = next(tail.rows_of(1)).row(0)
+    later_ms = tail.last_time_ms + 1_001
+    keeps = {1: Keep(1_000, 0, 0), 2: Keep(0, 0, 0)}
+    assert old_bytes(tail.new, keeps, now_ms=later_ms) == 2 * row.length
+    writer.checkpoint()
+    writer.append(1, size=200)
+    assert sum(old_bytes(source, keeps, now_ms=later_ms) for source in tail.sources()) in (
+        2 * row.length, 3 * row.length,
+    )  # fmt: skip
+    assert old_bytes(tail.new, keeps, now_ms=row.time_ms + 1_000) == 0

@@ -135,6 +135,15 @@ def test_the_limit_can_be_raised_after_the_hello() -> None:
     assert feed(receiver, shared, big, []) == [(1, 2, bytes(200))]
 
 
+def test_the_memory_of_a_large_frame_is_known_until_it_is_complete() -> None:
+    receiver, shared = Receiver(frame_bytes_max=100_000), bytearray(64)
+    stream = frame(1, 2, bytes(50_000))
+    assert feed(receiver, shared, stream[:30_000], []) == []
+    assert 30_000 <= receiver.own_bytes + 12 <= 60_000
+    assert feed(receiver, shared, stream[30_000:], []) == [(1, 2, bytes(50_000))]
+    assert receiver.own_bytes == 0
+
+
 @pytest.mark.parametrize("at", [5, 6, 7])
 def test_reserved_bytes_that_are_not_zero_are_refused(at: int) -> None:
     stream = bytearray(frame(1, 2, b"abc"))
