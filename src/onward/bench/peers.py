@@ -156,7 +156,8 @@ def redis_parser(client: str) -> type:
         raise PeerMissing("hiredis is not installed (make setup-bench)")
     from redis._parsers import _AsyncHiredisParser, _AsyncRESP2Parser
 
-    return _AsyncHiredisParser if client == REDIS_PY_HIREDIS else _AsyncRESP2Parser
+    parser: type = _AsyncHiredisParser if client == REDIS_PY_HIREDIS else _AsyncRESP2Parser
+    return parser
 
 
 def beside(figures: dict[str, float], *, onward: float) -> dict[str, object]:
