@@ -109,6 +109,11 @@ class Receiver:
         """
         rest = memoryview(received)
         while rest:
+            if self._own is None and not self._tail and not self._preface:
+                # Nothing is begun: frames are cut from where they lie.
+                if frames := self._cut(rest, 0, len(rest)):
+                    yield frames
+                return
             buffer = self.buffer(shared)
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
@@ -142,7 +147,8 @@ class Receiver:
         return frames
 
     def _begin_own(self, begun: memoryview, size: int, kind: int, request_id: int) -> None:
-        own = bytearray(min(size, max(_OWN_BYTES_FIRST, 2 * len(begun))))
+        room = size if size <= 4 * len(begun) else max(_OWN_BYTES_FIRST, 2 * len(begun))
+        own = bytearray(min(size, room))
         own[: len(begun)] = begun
         self._own, self._filled, self._tail = own, len(begun), b""
         self._size, self._kind, self._request_id = size, kind, request_id
