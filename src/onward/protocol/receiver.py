@@ -1,17 +1,19 @@
 """Bytes of a socket become frames, with as few copies and as little memory as possible.
 
-One large buffer is shared by ALL connections of a process: the event loop asks a connection where
-to receive (`buffer`), receives, and says how much came (`received`), with nothing in between.
+Two ways in. A client receives into a buffer: the event loop asks where (`buffer`), receives, and
+says how much came (`received`), with nothing in between. The broker is handed bytes (`feed`), and
+cuts frames from where they lie; only the rest of a small frame goes through a scratch buffer.
 
     where the bytes of a frame go
-    whole in the shared buffer         copied out once, payload is `bytes`
+    whole in what was received         copied out once, payload is `bytes`
     small and cut off at the end       the piece is kept, and put before what comes next
     large and cut off at the end       received straight into a bytearray of its own, no more copies
 
 A connection without a partial frame holds no buffer at all. A length is checked against the limit
-before anything is allocated; a large frame gets twice what has arrived, and grows only as its bytes
-really come, so who announces 17 MiB and sends nothing costs little. After a `ProtocolError` the
-stream has no meaning any more: close it. What came before the fault in one read is not delivered.
+before anything is allocated; a large frame gets twice what has arrived, all of it once a quarter
+is there, and grows only as its bytes really come, so who announces 17 MiB and sends nothing costs
+little. After a `ProtocolError` the stream has no meaning any more: close it. What came before the
+fault in one read is not delivered.
 """
 
 from collections.abc import Iterator
