@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING
 from onward.version import __version__
 
 if TYPE_CHECKING:
+    from onward.client.app import App
     from onward.client.client import Client, connect
+    from onward.client.delivery import Delivery
+    from onward.client.outcome import Reject, Retry
     from onward.client.receipt import BatchReceipt, Receipt
     from onward.client.sync import SyncClient, connect_sync
     from onward.client.topics import TopicDescription
@@ -34,16 +37,20 @@ if TYPE_CHECKING:
     from onward.message.message import Message
 
 __all__ = [
+    "App",
     "BatchReceipt",
     "Client",
     "Conflict",
     "Corruption",
+    "Delivery",
     "InvalidRequest",
     "Message",
     "OnwardError",
     "OutcomeUnknown",
     "ProtocolError",
     "Receipt",
+    "Reject",
+    "Retry",
     "SyncClient",
     "TopicDescription",
     "Unavailable",
@@ -55,7 +62,10 @@ __all__ = [
 # Where each name lives. They are imported when they are first used: a broker needs no client, and
 # `onward --help` needs neither.
 _HOMES = {
+    "onward.client.app": ("App",),
     "onward.client.client": ("Client", "connect"),
+    "onward.client.delivery": ("Delivery",),
+    "onward.client.outcome": ("Reject", "Retry"),
     "onward.client.receipt": ("BatchReceipt", "Receipt"),
     "onward.client.sync": ("SyncClient", "connect_sync"),
     "onward.client.topics": ("TopicDescription",),

@@ -3,6 +3,7 @@
     OnwardError
     ├── InvalidRequest         change the request
     │   ├── UnknownTopic
+    │   ├── UnknownGroup
     │   ├── InvalidName
     │   ├── MessageTooLarge
     │   ├── Forbidden
@@ -59,6 +60,12 @@ class UnknownTopic(InvalidRequest):
     """The topic does not exist, and was not to be created."""
 
     code = "unknown_topic"
+
+
+class UnknownGroup(InvalidRequest):
+    """The group does not exist, and was not to be created."""
+
+    code = "unknown_group"
 
 
 class InvalidName(InvalidRequest):

@@ -19,6 +19,20 @@ from crc32c import crc32c
 from onward.errors import OnwardError, ProtocolError
 from onward.message.batch import Batch, check_batch, decode_batch, encode_batch, largest_body_bytes
 from onward.protocol.connection import ClientConnection, Connection, ServerConnection, State
+from onward.protocol.deliveries import (
+    Consume,
+    Outcome,
+    Settle,
+    ack_frame,
+    decode_ack,
+    decode_consume,
+    decode_delivery,
+    decode_joined,
+    decode_more,
+    decode_settle,
+    decode_settled,
+    delivery_head,
+)
 from onward.protocol.frames import PREFACE, Kind, frame
 from onward.protocol.payloads import (
     Hello,
@@ -58,6 +72,13 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
     decode_published,
     decode_credit,
     lambda payload: decode_fields(payload, dict[str, int]),
+    decode_consume,
+    decode_joined,
+    decode_more,
+    decode_ack,
+    decode_settle,
+    decode_delivery,
+    decode_settled,
 )
 
 
@@ -141,12 +162,19 @@ def seeds() -> list[bytes]:
     ]
     publish = publish_head(7, "orders", durability=2, batch_bytes=len(batch)) + batch
     read = encode_json(Read("orders", Start(offset=5), 65_536))
+    ack = ack_frame(4, 3, [(1, 0, 7), (2, 9, 10)])
+    given = delivery_head(3, "orders", [(0, 7, 1)], delivery=1, lease_ms=5, entries_bytes=16)
+    settle = encode_json(Settle(3, (Outcome("retry", 1, ((0, 7),), after_ms=5, cause="x"),)))
+    consume = encode_json(Consume("g", ("orders",), "m", 9, {"mode": "ordered"}))
     streams = [
+        ack + frame(Kind.SETTLE, 5, settle) + frame(Kind.CONSUME, 3, consume),
+        given + bytes(16) + frame(Kind.SETTLED, 4),
         PREFACE + frame(Kind.HELLO, 0, encode_json(HELLO)),
         frame(Kind.PING, 1) + publish + frame(Kind.READ, 2, read) + frame(Kind.BYE, 0),
         frame(Kind.PONG, 1) + frame(Kind.ENTRIES, 2, bytes(2000)),
     ]
     payloads = [encode_json(HELLO), encode_json(WELCOME), read, publish[12:]]
+    payloads += [ack[12:], given[12:] + bytes(16), settle, consume]
     return (
         [bytes((target, n)) + one for target in (0, 1) for one in streams for n in (0, 1, 6)]
         + [bytes((2, n)) + one for one in payloads for n in range(len(DECODERS))]

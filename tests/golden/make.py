@@ -13,6 +13,15 @@ from onward.message.batch import encode_batch
 from onward.message.entry import Draft, Entry, encode_entry
 from onward.message.entry import Kind as EntryKind
 from onward.protocol.connection import ClientConnection
+from onward.protocol.deliveries import (
+    Consume,
+    Outcome,
+    Settle,
+    ack_frame,
+    delivery_head,
+    more_frame,
+    settled_frame,
+)
 from onward.protocol.frames import Kind, frame
 from onward.protocol.payloads import (
     Durability,
@@ -91,6 +100,38 @@ def broker_frames() -> bytes:
     )
 
 
+def member_frames() -> bytes:
+    """What a member of a group sends beside the frames of any client."""
+    wish = {"mode": "ordered", "lease_ms": 10_000}
+    consume = Consume("billing", ("orders", "refunds"), "b-1", 100, wish, refuse=True)
+    rows = (
+        Outcome("retry", 1, ((103, 104),), after_ms=10_000, cause="the bank is closed"),
+        Outcome("reject", 1, ((104, 105), (107, 109)), cause="no such customer"),
+        Outcome("release", 2, at_ms=1_750_000_060_000, count=False),
+        Outcome("renew", 2),
+    )
+    return b"".join(
+        (
+            frame(Kind.CONSUME, 3, encode_json(consume)),
+            more_frame(3, 50),
+            more_frame(3, -7),
+            ack_frame(4, 3, [(1, 100, 103)]),
+            ack_frame(5, 3, [(1, 105, 107), (2, 0, 1), (2, 7, 2**40)]),
+            frame(Kind.SETTLE, 6, encode_json(Settle(3, rows))),
+        )
+    )
+
+
+def deliveries_frames() -> bytes:
+    """What a broker sends to a member of a group beside the frames for any client."""
+    grants = [(100, 103, 1), (107, 109, 2)]
+    entries = bytes(range(72))
+    head = delivery_head(
+        3, "orders", grants, delivery=9, lease_ms=30_000, entries_bytes=len(entries)
+    )
+    return b"".join((head, entries, settled_frame(4), settled_frame(5, [(1, 105, 107)])))
+
+
 def log_entry() -> bytes:
     """One entry of a log."""
     parts = [b"first, ", b"second"]
@@ -108,9 +149,12 @@ def log_index() -> bytes:
         (3, 1, 7, 6, 184, 88),
         (1, 4, 2, 15, 272, 112),
     ]
-    for number, (topic, count, base, time_ms, position, length) in enumerate(places):
-        index = 10 + number
-        rows.add(Entry(position, length, 0, 0, index, 0, time_ms, base, 0, topic, count, 1, 0))
+    rows.add_all(
+        [
+            Entry(position, length, 0, 0, 10 + number, 0, time_ms, base, 0, topic, count, 1, 0)
+            for number, (topic, count, base, time_ms, position, length) in enumerate(places)
+        ]
+    )
     disk = MemoryDisk()
     write_rows(disk, "log.idx", first_index=10, sources=[rows])
     return disk.open("log.idx").map()
@@ -120,6 +164,7 @@ def golden_files() -> dict[str, bytes]:
     """Every golden file, as the code of today would write it."""
     files = {name: encode_batch(**arguments) for name, arguments in BATCHES.items()}
     frames = {"frames_client.bin": client_frames(), "frames_broker.bin": broker_frames()}
+    frames |= {"frames_member.bin": member_frames(), "frames_deliveries.bin": deliveries_frames()}
     return files | frames | {"log-entry.bin": log_entry(), "log-index.bin": log_index()}
 
 

@@ -49,6 +49,7 @@ def test_codes_are_stable():
         "topic_ended",
         "unauthenticated",
         "unavailable",
+        "unknown_group",
         "unknown_topic",
     ]
 

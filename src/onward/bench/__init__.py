@@ -2,7 +2,8 @@
 
 A benchmark is one module here with one function, `run(options) -> Report`, and one line in
 BENCHES. Reading order: `report` (what comes out), `peers` (the servers, as child programs), `load`
-(a light load generator) with `speakers` (the protocols it speaks), then one file per benchmark.
+(a light load generator) with `speakers` (the protocols it speaks), `rounds` and `clients` (client
+libraries in alternating rounds), then one file per benchmark.
 
 Every server of a comparison runs on the same disk, in the same minutes, under the same load. Only
 a ratio within one run means something. A peer that is missing is said, never skipped in silence.
@@ -18,5 +19,11 @@ BENCHES: Final = {
     "memory": "resident memory of the broker: idle, at 5,000 publishes/s, after 1 M publishes",
     "recovery": "from the start after kill -9 to the first accepted publish, with 2 GiB of log",
     "topics": "single messages to random ones of 100,000 topics, and to one topic",
+    "consume-ack": "1 M messages of 200 bytes consumed by a group, every ack on disk",
+    "jobs": "64 handlers of 1 ms each, one ack per message, publishing at the same time",
+    "latency": "from publish to handler at 5,000 messages/s, on disk before the delivery",
+    "backlog": "20 M messages behind: 50 members that join and leave, and a steady group",
+    "ordered": "100,000 keys, 64 members, each key in order, beside a shared group",
+    "fair": "how long tenants wait while another floods 1,000 times as much, and without it",
 }
 """Name and one line about every benchmark; `publish-sync` is the module `publish_sync`."""

@@ -9,6 +9,7 @@ server that is not installed raises `PeerMissing`, which says how to get it.
 
 import contextlib
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -26,6 +27,7 @@ from onward.errors import Unavailable
 
 START_S_MAX = 30.0
 STOP_S_MAX = 15.0
+_SBIN = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 
 
 class PeerMissing(Unavailable):
@@ -126,7 +128,9 @@ def free_port() -> int:
 
 def program(name: str) -> str:
     """Return the path of an installed program, or say that it is missing."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    # Debian keeps postgresql's programs in a folder of their version, the highest one last.
+    more = [*sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True), *_SBIN]
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(more))
     if found is None:
         raise PeerMissing(f"{name} is not installed (make setup-bench)")
     return found
@@ -160,7 +164,9 @@ def redis_parser(client: str) -> type:
     return parser
 
 
-def beside(figures: dict[str, float], *, onward: float) -> dict[str, object]:
+def beside(
+    figures: dict[str, float], *, onward: float, less_is_better: bool = False
+) -> dict[str, object]:
     """Take what is not in the ratio out of the peers' figures, and say how Onward compares.
 
     >>> peers = {"redis-py": 10.0, "redis-py+hiredis": 20.0}
@@ -170,7 +176,8 @@ def beside(figures: dict[str, float], *, onward: float) -> dict[str, object]:
     figure = figures.pop(REDIS_PY_HIREDIS, None)
     if figure is None:
         return {}
-    return {REDIS_PY_HIREDIS: {"figure": rounded(figure), "ratio": round(onward / figure, 3)}}
+    ratio = figure / onward if less_is_better else onward / figure
+    return {REDIS_PY_HIREDIS: {"figure": rounded(figure), "ratio": round(ratio, 3)}}
 
 
 Command = tuple[list[str], str]
@@ -212,11 +219,46 @@ def _beanstalkd(port: int, place: Path, options: Mapping[str, str]) -> Command:
     return [program("beanstalkd"), *where, "-f", "0"], "binlog, fsync after every write (-f 0)"
 
 
+def _postgresql(port: int, place: Path, options: Mapping[str, str]) -> Command:
+    given = {
+        "listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": "",
+        "max_connections": "200", "shared_buffers": "256MB", "autovacuum_naptime": "1s", **options,
+    }  # fmt: skip
+    flags = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
+    start = _as_postgres(place)
+    made = subprocess.run(
+        [*start, program("initdb"), "-D", str(place / "pg"), "-U", "postgres", "-A", "trust"],
+        cwd=place.anchor, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    if made.returncode:
+        said = (made.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise PeerMissing(
+            f"postgresql cannot be started in {place}, initdb said: {said} (user 'postgres' must "
+            "reach that folder: --folder chooses another one)"
+        )
+    command = [*start, program("postgres"), "-D", str(place / "pg"), *flags]
+    return command, "fsync on, synchronous_commit on, autovacuum each second"
+
+
+def _as_postgres(place: Path) -> list[str]:
+    """Return what starts a program as user postgres: it refuses to run as root."""
+    if os.geteuid() != 0:
+        return []
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        raise PeerMissing("there is no user 'postgres' (make setup-bench)") from None
+    os.chown(place, user.pw_uid, user.pw_gid)
+    switch = ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--clear-groups"]
+    return [program("setpriv"), *switch]
+
+
 COMMANDS: dict[str, Callable[[int, Path, Mapping[str, str]], Command]] = {
     "onward": _onward,
     "redis": _redis,
     "nats": _nats,
     "beanstalkd": _beanstalkd,
+    "postgresql": _postgresql,
 }
 
 

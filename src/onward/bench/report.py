@@ -1,9 +1,9 @@
 """What a benchmark says in the end: one figure for Onward, one for each peer, and a ratio.
 
     ratio = onward / best peer     best peer = the highest figure
+    ratio = best peer / onward     best peer = the lowest figure, where less is better
 
-Above 1 Onward is ahead. Without any peer there is no ratio (null): so it is wherever less would be
-better (MB, s), for nothing is compared there.
+Above 1 Onward is ahead. Without any peer there is no ratio (null).
 The figures of several rounds become one by their median: a disturbed round changes nothing.
 """
 
@@ -17,6 +17,10 @@ from pathlib import Path
 from statistics import median
 
 import onward
+
+_PACKAGES = (
+    "uvloop", "msgspec", "crc32c", "redis", "hiredis", "nats-py", "greenstalk", "asyncpg",
+)  # fmt: skip
 
 PERCENTILES = (50, 90, 99, 99.9, 100)
 
@@ -43,6 +47,7 @@ class Report:
     unit: str
     onward: float
     durability: str
+    less_is_better: bool = False
     peers: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
@@ -56,12 +61,14 @@ class Report:
         """
         if not self.peers or not self.onward:
             return None
+        if self.less_is_better:
+            return round(min(self.peers.values()) / self.onward, 3)
         return round(self.onward / max(self.peers.values()), 3)
 
     @property
     def ratio_is(self) -> str:
         """How the ratio is made."""
-        return "onward / best peer"
+        return "best peer / onward" if self.less_is_better else "onward / best peer"
 
     @property
     def figure(self) -> float:
@@ -135,7 +142,7 @@ def machine() -> dict[str, object]:
 
 def _packages() -> dict[str, str]:
     found: dict[str, str] = {}
-    for package in ("uvloop", "msgspec", "crc32c", "redis", "hiredis", "nats-py", "greenstalk"):
+    for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -17,26 +17,33 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import chain
 from operator import itemgetter
+from random import Random
 from typing import Literal, TypeVar
 
 import msgspec
 
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding
 from onward.broker.commit import Commit, InlineCommit, LocalCommit
+from onward.broker.consume import Consuming
 from onward.broker.deliver import Delivering
 from onward.broker.housekeeping import Housekeeping
 from onward.broker.intake import Intake
 from onward.broker.producers import WINDOW, Producers
-from onward.broker.publish import Publishing
+from onward.broker.publish import TRACE_TOPIC, Publishing
+from onward.broker.publishers import Publishers
 from onward.broker.requests import Requests
 from onward.broker.session import Session
 from onward.clock import Clock, SystemClock
+from onward.delivery.group import Groups
+from onward.delivery.record import GroupRecord
+from onward.delivery.trace import decode_row
 from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
 from onward.log.disk import Disk, OsDisk
 from onward.log.index import ROW, Row, Rows, RowsFile
 from onward.log.log import DiskFailed, Log, LogLimits
 from onward.log.recovery import Apply, Opened, open_log
-from onward.message.entry import Entry
+from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
+from onward.message.entry import Entry, Kind
 from onward.protocol.receiver import SHARED_BYTES
 from onward.settings import Settings
 from onward.version import __version__
@@ -53,6 +60,8 @@ class SavedState(msgspec.Struct, frozen=True):
     node: str
     catalogue: bytes
     producers: bytes
+    groups: bytes = b""
+    publishers: bytes = b""
 
 
 class Broker:
@@ -70,7 +79,7 @@ class Broker:
     def __init__(
         self, settings: Settings, *, clock: Clock, opened: Opened, folded: _Folding,
         commit: Commit, executor: Executor | None, sync_executor: Executor | None,
-        on_failure: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None], jitter: Random | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.clock = clock
@@ -78,6 +87,9 @@ class Broker:
         self.node = folded.node
         self.catalogue = folded.catalogue
         self.producers = folded.producers
+        self.publishers = folded.publishers
+        self.spread = (jitter or Random()).random
+        """Gives a number from 0 to 1, by which pauses are spread."""
         # A dict for its order: the simulator replays a run from its seed.
         self.sessions: dict[Session, None] = {}
         self.shared_buffer = bytearray(SHARED_BYTES)
@@ -98,13 +110,14 @@ class Broker:
         self.intake = Intake(self)
         self.publishing = Publishing(
             log=self.log, catalogue=self.catalogue, producers=self.producers, commit=commit,
-            settings=settings, clock=clock, wake=lambda topic: self.delivering.wake(topic),
-            fail=self.fail,
+            settings=settings, clock=clock, wake=self._wake, fail=self.fail,
+            publishers=self.publishers,
         )  # fmt: skip
         self.delivering = Delivering(
             log=self.log, catalogue=self.catalogue, in_thread=self.in_thread,
             create_on_use=self.publishing.create_on_use,
         )  # fmt: skip
+        self.consuming = Consuming(self, folded.groups)
         self.requests = Requests(self)
         self.housekeeping = Housekeeping(
             self, opened=opened, in_thread=self.in_thread, in_sync_thread=self._in_sync_thread
@@ -122,6 +135,7 @@ class Broker:
         commit: Callable[[Log], Commit] | None = None,
         executor: Executor | None = None,
         on_failure: Callable[[Exception], None] | None = None,
+        jitter: Random | None = None,
     ) -> Broker:
         """Open the folder of `settings`, fold its log, and be ready.
 
@@ -148,7 +162,7 @@ class Broker:
         return cls(
             settings, clock=clock or SystemClock(), opened=opened, folded=folding,
             commit=make_commit(opened.log), executor=executor, sync_executor=sync_executor,
-            on_failure=on_failure or (lambda error: None),
+            on_failure=on_failure or (lambda error: None), jitter=jitter,
         )  # fmt: skip
 
     # --- sessions ----------------------------------------------------------------------------
@@ -170,6 +184,14 @@ class Broker:
         """Forget a session."""
         self.sessions.pop(session, None)
         self.delivering.forget(session)
+        self.consuming.forget(session)
+
+    def _wake(self, topic: Topic) -> None:
+        """New messages are there."""
+        if topic.waiting:
+            self.delivering.wake(topic)
+        if topic.crews:
+            self.consuming.wake(topic)
 
     # --- topics ------------------------------------------------------------------------------
 
@@ -192,6 +214,7 @@ class Broker:
         def settle(error: OnwardError | None) -> None:
             if error is None:
                 self.delivering.end_topic(topic, reason)
+                self.consuming.end_topic(topic, reason)
                 self.dead_bytes += self._open_bytes_of(topic.number)
                 self.housekeeping.retain_soon()
                 logger.info("topic %s: %r", reason, topic.name)
@@ -221,7 +244,7 @@ class Broker:
             "started_at_ms": self.started_at_ms,
             "folder": log.folder,
             "durability": self.settings.log.durability,
-            "topics": len(self.catalogue),
+            "topics": self.catalogue.user_count,
             "producers": len(self.producers),
             "connections": len(self.sessions),
             "next_event_id": log.next_index,
@@ -234,14 +257,20 @@ class Broker:
             "published": self.publishing.published_count,
             "commits": self.publishing.commit_count,
             "delivered_bytes": self.delivering.delivered_bytes,
+            "groups": len(self.consuming.groups.by_name),
+            "members": sum(len(crew.members) for crew in self.consuming.crews.values()),
+            "delivered": self.consuming.delivered_count,
             "checkpoints": self.housekeeping.checkpoint_count,
         }
 
     def save(self) -> bytes:
         """Return the folded state, for a checkpoint."""
         return msgspec.msgpack.encode(
-            SavedState(self.node, self.catalogue.save(), self.producers.save())
-        )
+            SavedState(
+                self.node, self.catalogue.save(), self.producers.save(),
+                self.consuming.groups.save(), self.publishers.save(),
+            )
+        )  # fmt: skip
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what may wait for the disk where it holds nobody up."""
@@ -304,6 +333,8 @@ class _Folding:
         self.node = secrets.token_hex(6)
         self.catalogue = Catalogue()
         self.producers = Producers()
+        self.groups = Groups()
+        self.publishers = Publishers()
         self.entry_count = 0
 
     def load(self, saved: bytes) -> Apply:
@@ -313,12 +344,30 @@ class _Folding:
             self.node = state.node
             self.catalogue = Catalogue.load(state.catalogue)
             self.producers = Producers.load(state.producers)
+            if state.groups:
+                self.groups.load(state.groups)
+            self.publishers = Publishers.load(state.publishers)
         return self._apply
 
     def _apply(self, entry: Entry, body: memoryview) -> None:
         self.entry_count += 1
         self.catalogue.apply(entry, body)
         self.producers.apply(entry, body)
+        if entry.kind == Kind.GROUP_CHANGED:
+            self.groups.change(msgspec.json.decode(body, type=GroupRecord))
+        elif entry.kind == Kind.TOPIC_DELETED:
+            self.groups.drop_topic(msgspec.json.decode(body, type=TopicEnding).name)
+        elif entry.kind == Kind.MESSAGES:
+            trace = self.catalogue.by_name.get(TRACE_TOPIC)
+            if trace is not None and trace.number == entry.topic:
+                self._apply_rows(body)
+
+    def _apply_rows(self, body: memoryview) -> None:
+        for start, _ in batches_of(body, 0, len(body)):
+            for one in decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX).bodies:
+                row = decode_row(one)
+                self.groups.apply(row)
+                self.publishers.apply(row)
 
 
 async def _run(executor: Executor | None, work: Callable[[], T]) -> T:

@@ -20,6 +20,7 @@ from onward.errors import Forbidden, UnknownTopic
 from onward.message.entry import Entry, Kind
 
 if TYPE_CHECKING:
+    from onward.broker.crew import Crew
     from onward.broker.deliver import Reading
 
 Rule = Literal["read-write", "write-only", "read-only", "closed"]
@@ -67,7 +68,7 @@ class Topic:
     """One topic in the memory of its broker."""
 
     __slots__ = (
-        "ending", "first_offset", "is_durable", "is_open", "message_bytes_max", "name",
+        "crews", "ending", "first_offset", "is_durable", "is_open", "message_bytes_max", "name",
         "next_offset", "number", "record", "staged_offset", "staged_record", "waiting",
     )  # fmt: skip
 
@@ -81,6 +82,8 @@ class Topic:
         self.is_durable = False
         self.ending = False
         self.waiting: dict[Reading, None] | None = None
+        self.crews: list[Crew] | None = None
+        """The groups that have members and consume this topic."""
         self.change(record)
 
     def change(self, record: TopicRecord) -> None:
@@ -112,6 +115,7 @@ class Catalogue:
         self.by_number: dict[int, Topic] = {}
         self.ended: deque[TopicEnding] = deque(maxlen=ENDED_KEPT)
         self.next_number = 1
+        self._system_count = 0
         self._names: list[str] | None = None
         """Sorted; made when first asked for, so that a start does not sort name by name."""
         self._lifetimes: list[tuple[int, int]] = []
@@ -119,6 +123,11 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self.by_name)
+
+    @property
+    def user_count(self) -> int:
+        """Return how many topics there are that do not belong to the system."""
+        return len(self.by_name) - self._system_count
 
     def find(self, name: str) -> Topic:
         """Return the topic called `name`, or raise `UnknownTopic`."""
@@ -146,6 +155,7 @@ class Catalogue:
         topic = Topic(record)
         if self._names is not None and record.name not in self.by_name:
             insort(self._names, record.name)
+        self._system_count += record.name.startswith("@")
         self.by_name[record.name] = topic
         self.by_number[record.number] = topic
         self.next_number = max(self.next_number, record.number + 1)
@@ -172,6 +182,7 @@ class Catalogue:
         topic = self.by_number.pop(number, None)
         if topic is not None and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+            self._system_count -= topic.name.startswith("@")
             if self._names is not None:
                 del self._names[bisect_left(self._names, topic.name)]
         return topic

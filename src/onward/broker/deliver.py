@@ -144,13 +144,13 @@ class Delivering:
 
     def resume(self, session: Session) -> None:
         """The socket of this session takes bytes again."""
-        self._note_unsent(session, session.unsent_bytes)
+        self.note_unsent(session, session.unsent_bytes)
         for reading in self._open.get(session, {}).values():
             self._step_soon(reading)
 
     def forget(self, session: Session) -> None:
         """Drop everything a closed session was reading."""
-        self._note_unsent(session, 0)
+        self.note_unsent(session, 0)
         for reading in self._open.pop(session, {}).values():
             self._stop_waiting(reading)
 
@@ -222,7 +222,7 @@ class Delivering:
         if reading.next_offset >= reading.topic.next_offset:
             self._at_end(reading)
         elif reading.credit_bytes > 0:
-            if self._queued or not self._has_room:
+            if self._queued or not self.has_room:
                 self._wait_for_room(reading)
             else:
                 self._send_next(reading)
@@ -278,10 +278,10 @@ class Delivering:
         reading.credit_bytes -= len(entries)
         self.delivered_bytes += len(entries)
         unsent_bytes = reading.session.send_entries(reading.request_id, entries)
-        self._note_unsent(reading.session, unsent_bytes)
+        self.note_unsent(reading.session, unsent_bytes)
         self._step_soon(reading)
 
-    def _note_unsent(self, session: Session, unsent_bytes: int) -> None:
+    def note_unsent(self, session: Session, unsent_bytes: int) -> None:
         """Keep count of what sockets have not taken: it is what readers cost in memory."""
         self._unsent_bytes += unsent_bytes - self._unsent.pop(session, 0)
         if unsent_bytes:
@@ -322,7 +322,8 @@ class Delivering:
     # --- room --------------------------------------------------------------------------------
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Tell whether sockets and the disk hold less than they may in all."""
         return self._unsent_bytes + self._from_disk_bytes < UNSENT_BYTES_MAX
 
     def _wait_for_room(self, reading: Reading) -> None:
@@ -336,16 +337,16 @@ class Delivering:
         if self._queued:
             self._crowd_check = self._loop.call_later(CROWD_CHECK_S, self._check_crowd)
             for session in list(self._unsent):
-                self._note_unsent(session, session.unsent_bytes)
+                self.note_unsent(session, session.unsent_bytes)
 
     def _admit_soon(self) -> None:
-        if self._queued and self._admission is None and self._has_room:
+        if self._queued and self._admission is None and self.has_room:
             self._admission = self._loop.call_soon(self._admit)
 
     def _admit(self) -> None:
         """Let one go on that waited for room, then others have their turn of the loop."""
         self._admission = None
-        while self._queued and self._has_room:
+        while self._queued and self.has_room:
             reading = next(iter(self._queued))
             del self._queued[reading]
             if self._can_step(reading) and reading.next_offset < reading.topic.next_offset:

@@ -124,6 +124,7 @@ class Housekeeping:
         now_ms = self._broker.clock.monotonic_ms()
         self._broker.now_monotonic_ms = now_ms
         self._end_expired()
+        self._broker.consuming.tick()
         if late_ms >= LATE_MS_MIN:
             self._forgive(late_ms, now_ms)
         self._drop_silent(now_ms)

@@ -15,6 +15,7 @@ producers are remembered; the ones that were silent longest are forgotten first.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,7 @@ from onward.message.batch import batches_of
 from onward.message.entry import Entry, Kind
 
 if TYPE_CHECKING:
-    from onward.broker.publish import Publish
+    from onward.broker.collected import Staged
 
 WINDOW = 32
 PRODUCERS_MAX = 16_384
@@ -95,20 +96,22 @@ class Producers:
         window[slot + 1] = offset
         window[slot + 2] = event_id
 
-    def record_all(self, publishes: list[Publish], offset: int, event_id: int) -> None:
-        """Remember where the publishes of one entry went, one after another from `offset` on."""
+    def record_all(self, staged: Sequence[Staged], entries: Sequence[Entry]) -> None:
+        """Remember where the publishes of a commit went: those of each entry one after another."""
         windows = self.windows
-        self._last_event_id = event_id
-        for _, _, _, count, producer_id, sequence, _ in publishes:
-            window = windows.get(producer_id)
-            slot = WINDOW_HEAD + sequence % WINDOW * 3
-            if window is not None and window[slot] == sequence + 1:
-                window[1] = event_id
-                window[slot + 1] = offset
-                window[slot + 2] = event_id
-            elif producer_id:
-                self.record(producer_id, sequence, offset, event_id)
-            offset += count
+        for (_, publishes), entry in zip(staged, entries, strict=True):
+            offset, event_id = entry.base_offset, entry.index
+            self._last_event_id = event_id
+            for _, _, _, count, producer_id, sequence, _ in publishes:
+                window = windows.get(producer_id)
+                slot = WINDOW_HEAD + sequence % WINDOW * 3
+                if window is not None and window[slot] == sequence + 1:
+                    window[1] = event_id
+                    window[slot + 1] = offset
+                    window[slot + 2] = event_id
+                elif producer_id:
+                    self.record(producer_id, sequence, offset, event_id)
+                offset += count
 
     def apply(self, entry: Entry, body: memoryview) -> None:
         """Fold one entry."""

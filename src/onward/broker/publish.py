@@ -14,15 +14,19 @@ reached. When the disk is full, nothing was done, and the answer says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
+from onward.broker.collected import Change, Collected, Staged, in_batches
 from onward.broker.commit import Commit, Done
 from onward.broker.producers import UNDER_WAY, WINDOW, Producers
+from onward.broker.publishers import Publishers
 from onward.clock import Clock
+from onward.delivery.record import GroupRecord
+from onward.delivery.trace import encode_rows
 from onward.errors import (
     DiskFull,
     Forbidden,
@@ -37,7 +41,7 @@ from onward.errors import (
 )
 from onward.log.disk import Buffer
 from onward.log.log import Log, Write
-from onward.message.batch import BatchHeader, check_batch, largest_body_bytes
+from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind as FrameKind
@@ -47,16 +51,16 @@ from onward.settings import Settings
 if TYPE_CHECKING:
     from onward.broker.session import Session
 
-# Readers take entries as a whole: larger ones would make them wait, smaller ones cost more each.
-ENTRY_BYTES_MAX: Final = 512 << 10
 RETRY_AFTER_MS: Final = 100
 CROWD_WAIT_S: Final = 0.002
 CROWD_MIN: Final = 32
 CROWD_PART: Final = 0.5
 CROWD_BYTES_MAX: Final = 256 << 10
-ROUTES_MAX: Final = 4_096
+# About 200 bytes each; with fewer than topics in use most publishes would go the long way.
+ROUTES_MAX: Final = 131_072
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
+TRACE_TOPIC: Final = "@trace"
 _DISK: Final = int(Durability.DISK)
 _PUBLISHED: Final = int(FrameKind.PUBLISHED)
 
@@ -68,55 +72,19 @@ A plain tuple: one is made for each frame, and it is the cheapest thing that hol
 """
 
 
-class Change:
-    """A change of a topic on its way to the disk."""
-
-    __slots__ = ("body", "done", "kind")
-
-    def __init__(
-        self,
-        kind: Kind,
-        body: TopicRecord | TopicEnding,
-        *,
-        done: Callable[[OnwardError | None], None],
-    ) -> None:
-        self.kind = kind
-        self.body = msgspec.json.encode(body)
-        self.done = done
-
-
-class Collected:
-    """What the next commit will carry."""
-
-    __slots__ = ("bytes", "count", "created", "groups", "later", "publishes", "sync")
-
-    def __init__(self) -> None:
-        self.created: list[Change] = []
-        self.publishes: dict[Topic, list[Publish]] = {}
-        self.groups: dict[Topic, list[list[Publish]]] = {}
-        """The publishes of each topic, as they were split into entries."""
-        self.later: list[Change] = []
-        """Changes and endings of topics: after the messages that came before them."""
-        self.bytes = 0
-        self.count = 0
-        self.sync = False
-
-    def __bool__(self) -> bool:
-        return bool(self.publishes or self.created or self.later)
-
-
 class Publishing:
     """Takes publishes and changes of topics, and makes them durable."""
 
     def __init__(
         self, *, log: Log, catalogue: Catalogue, producers: Producers, commit: Commit,
         settings: Settings, clock: Clock, wake: Callable[[Topic], None],
-        fail: Callable[[Exception], None],
+        fail: Callable[[Exception], None], publishers: Publishers,
     ) -> None:  # fmt: skip
         self._log = log
         self._catalogue = catalogue
         self.routes: dict[bytes, tuple[Topic, int, int]] = {}
         self._producers = producers
+        self._publishers = publishers
         self._commit_seam = commit
         self._settings = settings
         self._clock = clock
@@ -167,11 +135,14 @@ class Publishing:
                 self._check_load(session, sequence)
             if not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
+                self._keep_route(payload[:start], (topic, durability, start))
         except OnwardError as error:
             session.refuse(request_id, error)
             return
         if producer_id:
             # Only now: what is refused must leave no trace, and push no real producer out.
+            if producer_id not in self._producers.windows:
+                self._note_publisher(session, producer_id)
             self._producers.begin(producer_id, sequence)
         batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
         publish = session, request_id, batch, header.count, producer_id, sequence, durability
@@ -181,11 +152,26 @@ class Publishing:
             session.keep_reading()
         self.commit_when_due()
 
+    def _note_publisher(self, session: Session, producer_id: int) -> None:
+        """Let the trace say who a new producer is, with the commit of its first batch."""
+        if session.hello is None:
+            return
+        row = self._publishers.note(session.hello, producer_id, now_ms=self._clock.now_ms())
+        if row is not None:
+            bodies = encode_rows([row])
+            done = partial(self._noted, producer_id)
+            self._collected.rows.append((lambda: bodies, done, True))
+
+    def _noted(self, producer_id: int, error: OnwardError | None) -> None:
+        if error is not None:
+            self._publishers.forget(producer_id)
+
     def _route(self, payload: bytes | bytearray) -> tuple[Topic, int, int]:
         """Return the topic, the durability, and where the batch begins.
 
         The front of the frame is the same for each publish to a topic, so what was found out about
-        it is kept, until any topic changes. A topic that cannot be written now has number 0.
+        it is kept, until any topic changes or ends, or a commit is refused. A topic that cannot be
+        written now has number 0.
         """
         front = payload[: 4 + payload[1]] if len(payload) > 4 else b""
         route = self.routes.get(front if type(front) is bytes else bytes(front))
@@ -196,10 +182,14 @@ class Publishing:
             if topic is None or not topic.is_open:
                 # Nothing is created or refused before it is known that this is no repeat.
                 return Topic(TopicRecord(number=0, name=name)), durability, start
-            if len(self.routes) >= ROUTES_MAX:
-                self.routes.clear()
-            route = self.routes[bytes(front)] = (topic, durability, start)
+            route = topic, durability, start
+            self._keep_route(front, route)
         return route
+
+    def _keep_route(self, front: bytes | bytearray, route: tuple[Topic, int, int]) -> None:
+        if len(self.routes) >= ROUTES_MAX:
+            self.routes.clear()
+        self.routes[bytes(front)] = route
 
     def _durability(self, asked: int) -> int:
         if asked <= Durability.DISK:
@@ -293,10 +283,8 @@ class Publishing:
         `size` is that of their batches, `durability` the highest that any of them asks for.
         """
         collected = self._collected
-        waiting = collected.publishes.get(topic)
-        if waiting is None:
-            collected.publishes[topic] = publishes
-        else:
+        waiting = collected.publishes.setdefault(topic, publishes)
+        if waiting is not publishes:
             waiting += publishes
         collected.bytes += size
         collected.count += len(publishes)
@@ -377,6 +365,22 @@ class Publishing:
         self._collected.sync = True
         self._commit_soon()
 
+    def change_group(
+        self, record: GroupRecord, *, done: Callable[[OnwardError | None], None]
+    ) -> None:
+        """Create, change or delete a group; it stands before the rows of the same commit."""
+        self._collected.created.append(Change(Kind.GROUP_CHANGED, record, done=done))
+        self._collected.sync = True
+        self._commit_soon()
+
+    def record(
+        self, rows: Callable[[], list[bytes]], *, done: Callable[[OnwardError | None], None]
+    ) -> None:
+        """Publish rows of the trace with the next commit; they are asked for when it begins."""
+        self._collected.rows.append((rows, done, False))
+        self._collected.sync = True
+        self._commit_soon()
+
     # --- commit ------------------------------------------------------------------------------
 
     def _commit_soon(self) -> None:
@@ -428,16 +432,50 @@ class Publishing:
     def _drafts(self, collected: Collected) -> list[Draft]:
         now_ms = max(self._clock.now_ms(), self._log.tail.last_time_ms)
         drafts = [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.created]
-        for topic, publishes in collected.publishes.items():
-            groups = collected.groups[topic] = _grouped(publishes)
-            for group in groups:
-                count = sum([publish[3] for publish in group])
-                parts = [publish[2] for publish in group]
-                base = topic.staged_offset
-                drafts.append(Draft(Kind.MESSAGES, now_ms, topic.number, base, count, parts))
-                topic.staged_offset = base + count
+        kind, new_tuple = Kind.MESSAGES, tuple.__new__
+        for topic, publishes in collected.split():
+            if len(publishes) == 1:
+                count, parts = publishes[0][3], [publishes[0][2]]
+            else:
+                count = sum([publish[3] for publish in publishes])
+                parts = [publish[2] for publish in publishes]
+            base = topic.staged_offset
+            # Without the constructor, which costs twice as much: there may be one per message.
+            drafts.append(new_tuple(Draft, (kind, now_ms, topic.number, base, count, parts)))
+            topic.staged_offset = base + count
+        if collected.rows:
+            drafts += self._trace_drafts(collected, now_ms)
         drafts += [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.later]
         return drafts
+
+    def _trace_drafts(self, collected: Collected, now_ms: int) -> list[Draft]:
+        """Return the entries of the trace; the first rows ever create its topic before them."""
+        bodies = [body for rows, _, _ in collected.rows for body in rows()]
+        drafts: list[Draft] = []
+        topic = self._catalogue.by_name.get(TRACE_TOPIC)
+        if topic is None and not bodies:
+            return drafts
+        if topic is None:
+            record = TopicRecord(
+                number=self._catalogue.next_number, name=TRACE_TOPIC, created_at_ms=now_ms
+            )
+            topic = self._catalogue.add(record)
+            change = Change(Kind.TOPIC_CREATED, record, done=self._trace_was_created)
+            collected.trace_created = change
+            drafts.append(Draft(change.kind, now_ms, 0, 0, 0, [change.body]))
+        self._log.system_topics.add(topic.number)
+        for some in in_batches(bodies):
+            batch = encode_batch(some, time_ms=now_ms)
+            base = topic.staged_offset
+            drafts.append(Draft(Kind.MESSAGES, now_ms, topic.number, base, len(some), [batch]))
+            topic.staged_offset = base + len(some)
+            collected.rows_entries += 1
+        return drafts
+
+    def _trace_was_created(self, error: OnwardError | None) -> None:
+        topic = self._catalogue.by_name.get(TRACE_TOPIC)
+        if error is not None and topic is not None:
+            self._catalogue.remove(topic.number)
 
     # --- answer ------------------------------------------------------------------------------
 
@@ -465,55 +503,78 @@ class Publishing:
         entries = iter(write.entries)
         for change in collected.created:
             self._apply(change, next(entries))
-        for topic, groups in collected.groups.items():
-            for group in groups:
-                entry = next(entries)
-                self._answer(group, entry.base_offset, entry.index, is_synced=collected.sync)
-                self.published_count += entry.count
-            topic.next_offset = entry.base_offset + entry.count
+        self._answer(
+            collected.staged, list(islice(entries, len(collected.staged))), is_synced=collected.sync
+        )
+        if collected.rows:
+            self._succeed_rows(collected, entries)
         for change in collected.later:
             self._apply(change, next(entries))
         for topic in collected.publishes:
-            if topic.waiting:
+            if topic.waiting or topic.crews:
                 self._wake(topic)
 
+    def _succeed_rows(self, collected: Collected, entries: Iterator[Entry]) -> None:
+        if collected.trace_created is not None:
+            self._apply(collected.trace_created, next(entries))
+        topic = self._catalogue.by_name.get(TRACE_TOPIC)
+        if topic is not None:
+            for entry in islice(entries, collected.rows_entries):
+                topic.next_offset = entry.base_offset + entry.count
+        for _, done, _ in collected.rows:
+            done(None)
+        if topic is not None and (topic.waiting or topic.crews):
+            self._wake(topic)
+
     def _apply(self, change: Change, entry: Entry) -> None:
-        self.routes.clear()
+        if change.kind != Kind.TOPIC_CREATED:
+            # A new topic has no route to an older one of its name: that went when it ended.
+            self.routes.clear()
         self._catalogue.apply(entry, change.body)
         change.done(None)
 
-    def _answer(
-        self, publishes: list[Publish], offset: int, index: int, *, is_synced: bool
-    ) -> None:
-        """Send the receipts of one entry."""
-        self._producers.record_all(publishes, offset, index)
-        if self._waiters:
-            self._answer_waiters(publishes, offset, index)
-        reached, receipt = _DISK, RECEIPT.pack
-        last = publishes[0][0]
-        receipts = b""
-        for session, request_id, batch, count, _, _, asked in publishes:
-            if not is_synced:
-                reached = asked
-            if session is not last:
-                last.write(receipts)
-                last, receipts = session, b""
-            # Those of one connection stand together mostly, and go out with one write.
-            receipts += receipt(25, _PUBLISHED, 0, 0, request_id, offset, index, reached)
-            session.unanswered_bytes -= len(batch)
-            if session.is_paused:
-                session.keep_reading()
-            offset += count
-        last.write(receipts)
+    def _answer(self, staged: list[Staged], entries: list[Entry], *, is_synced: bool) -> None:
+        """Make the messages of a commit visible, and send their receipts.
 
-    def _answer_waiters(self, publishes: list[Publish], offset: int, index: int) -> None:
+        One loop over all entries on purpose: a commit to many topics has one for each message, and
+        a call for each would be half of the cost.
+        """
+        if not staged:
+            return
+        self._producers.record_all(staged, entries)
+        if self._waiters:
+            self._answer_waiters(staged, entries)
+        reached, receipt = _DISK, RECEIPT.pack
+        last = staged[0][1][0][0]
+        receipts = b""
+        for (topic, publishes), entry in zip(staged, entries, strict=True):
+            offset, index = entry.base_offset, entry.index
+            for session, request_id, batch, count, _, _, asked in publishes:
+                if not is_synced:
+                    reached = asked
+                if session is not last:
+                    last.write(receipts)
+                    last, receipts = session, b""
+                # Those of one connection stand together mostly, and go out with one write.
+                receipts += receipt(25, _PUBLISHED, 0, 0, request_id, offset, index, reached)
+                session.unanswered_bytes -= len(batch)
+                if session.is_paused:
+                    session.keep_reading()
+                offset += count
+            topic.next_offset = offset
+        last.write(receipts)
+        self.published_count += sum([entry.count for entry in entries])
+
+    def _answer_waiters(self, staged: list[Staged], entries: list[Entry]) -> None:
         """Answer those who sent a batch again while it was under way."""
-        reached = _DISK if index <= self._log.synced_index else int(Durability.MEMORY)
-        for _, _, _, count, producer_id, sequence, _ in publishes:
-            for session, request_id in self._waiters.pop((producer_id, sequence), ()):
-                session.repeats_waiting -= 1
-                session.write(published_frame(request_id, offset, index, reached, repeat=True))
-            offset += count
+        for (_, publishes), entry in zip(staged, entries, strict=True):
+            offset, index = entry.base_offset, entry.index
+            reached = _DISK if index <= self._log.synced_index else int(Durability.MEMORY)
+            for _, _, _, count, producer_id, sequence, _ in publishes:
+                for session, request_id in self._waiters.pop((producer_id, sequence), ()):
+                    session.repeats_waiting -= 1
+                    session.write(published_frame(request_id, offset, index, reached, repeat=True))
+                offset += count
 
     def _refuse(self, collected: Collected, error: OnwardError) -> None:
         """Nothing was written: put the offsets back and say so to everyone who waits.
@@ -521,10 +582,14 @@ class Publishing:
         Also to those who came meanwhile: they may rely on a topic that was not created.
         """
         self.disk_is_full = self.disk_is_full or isinstance(error, DiskFull)
-        self._refuse_collected(collected, error)
         later, self._collected = self._collected, Collected()
+        self._refuse_collected(collected, error)
         self._refuse_collected(later, error)
         self.inflight_bytes -= later.bytes
+        # Rows may use what is kept for them, once no message shares their commit.
+        may_fit = isinstance(error, DiskFull)
+        self._refuse_rows(collected, error, again=may_fit and bool(collected.publishes))
+        self._refuse_rows(later, error, again=may_fit)
 
     def _refuse_collected(self, collected: Collected, error: OnwardError) -> None:
         for topic, publishes in collected.publishes.items():
@@ -538,8 +603,21 @@ class Publishing:
                     waiter.repeats_waiting -= 1
                     waiter.refuse(waiter_id, error)
         self.routes.clear()
+        if collected.trace_created is not None:
+            collected.trace_created.done(error)
+        elif collected.rows_entries:
+            trace = self._catalogue.by_name[TRACE_TOPIC]
+            trace.staged_offset = trace.next_offset
         for change in (*collected.created, *collected.later):
             change.done(error)
+
+    def _refuse_rows(self, collected: Collected, error: OnwardError, *, again: bool) -> None:
+        """Give rows up, or try them again."""
+        for rows, done, belongs_to_messages in collected.rows:
+            if again and not belongs_to_messages:
+                self.record(rows, done=done)
+            else:
+                done(error)
 
     def roll(self, *, done: Done) -> bool:
         """Begin a new segment when no commit is under way; tell whether it was begun."""
@@ -559,18 +637,3 @@ class Publishing:
     async def drain(self) -> None:
         """Return when everything that was accepted is answered."""
         await self._idle.wait()
-
-
-def _grouped(publishes: list[Publish]) -> list[list[Publish]]:
-    """Split what one topic got into groups that each become one entry."""
-    if len(publishes) == 1 or sum([len(publish[2]) for publish in publishes]) <= ENTRY_BYTES_MAX:
-        return [publishes]
-    groups: list[list[Publish]] = []
-    size = ENTRY_BYTES_MAX
-    for publish in publishes:
-        if size + len(publish[2]) > ENTRY_BYTES_MAX:
-            groups.append([])
-            size = 0
-        groups[-1].append(publish)
-        size += len(publish[2])
-    return groups

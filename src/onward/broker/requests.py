@@ -6,17 +6,17 @@ What changes something answers when it is durable. What lists something answers 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec.structs import replace
 
 from onward.broker.catalogue import Rule, Topic, TopicEnding, TopicRecord
+from onward.broker.group_requests import GroupRequests
+from onward.broker.replies import Operation, reply, reply_when_done
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
 from onward.message.names import check_topic_name
-from onward.protocol.frames import Kind
-from onward.protocol.payloads import decode_fields, decode_request, encode_json
+from onward.protocol.payloads import decode_fields, decode_request
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -76,13 +76,14 @@ class Requests:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.operations: dict[str, Callable[[Session, int, bytes | bytearray], None]] = {
+        self.operations: dict[str, Operation] = {
             "topic.create": self._create,
             "topic.change": self._change,
             "topic.delete": self._delete,
             "topic.describe": self._describe,
             "topic.list": self._list,
             "status": self._status,
+            **GroupRequests(broker).operations,
         }
 
     def take(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
@@ -99,7 +100,7 @@ class Requests:
         existing = self._broker.catalogue.by_name.get(wanted.topic)
         if existing is not None and not existing.ending and wanted.exist_ok:
             # Another client may be creating it: its existence is a promise only when it is durable.
-            done = self._settle(session, request_id, lambda: self.describe(existing))
+            done = reply_when_done(session, request_id, lambda: self.describe(existing))
             self._broker.publishing.when_created(existing, done)
             return
         if existing is not None:
@@ -115,7 +116,7 @@ class Requests:
         )
         self._broker.check_writable()
         topic = self._broker.publishing.create_topic(
-            record, done=self._settle(session, request_id, lambda: self.describe(topic))
+            record, done=reply_when_done(session, request_id, lambda: self.describe(topic))
         )
 
     def _change(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
@@ -133,7 +134,7 @@ class Requests:
                 wanted.expires_at_ms or 0, wanted.lifetime_ms or 0
             )
         record: TopicRecord = replace(topic.staged_record, **changes)
-        settle = self._settle(session, request_id, lambda: self.describe(topic))
+        settle = reply_when_done(session, request_id, lambda: self.describe(topic))
 
         def done(error: OnwardError | None) -> None:
             if not topic.readable:
@@ -145,12 +146,14 @@ class Requests:
     def _delete(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         topic = self._changeable(decode_fields(payload, TopicName).topic)
         self._broker.end_topic(
-            topic, "deleted", done=self._settle(session, request_id, lambda: {"topic": topic.name})
+            topic,
+            "deleted",
+            done=reply_when_done(session, request_id, lambda: {"topic": topic.name}),
         )
 
     def _describe(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         topic = self._broker.catalogue.find(decode_fields(payload, TopicName).topic)
-        self._reply(session, request_id, self.describe(topic))
+        reply(session, request_id, self.describe(topic))
 
     def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, TopicList)
@@ -158,24 +161,29 @@ class Requests:
         names = catalogue.names
         limit = min(wanted.limit, PAGE_MAX)
         start = max(bisect_right(names, wanted.after), bisect_left(names, wanted.prefix))
+        # Those of the system are shown to who asks for them.
+        skipped = "@" if not wanted.prefix.startswith("@") else " "
+        few = len(catalogue) - catalogue.user_count
         # One more than the page: it tells whether there is a next one.
         found = [
-            name for name in names[start : start + limit + 1] if name.startswith(wanted.prefix)
+            name
+            for name in names[start : start + limit + 1 + few]
+            if name.startswith(wanted.prefix) and name[0] != skipped
         ]
         page = found[:limit]
-        reply: dict[str, object] = {
+        fields: dict[str, object] = {
             "topics": [self.describe(catalogue.by_name[name]) for name in page],
             "next": page[-1] if len(found) > limit else "",
-            "count": len(catalogue),
+            "count": catalogue.user_count,
         }
         if wanted.all and not wanted.after:
-            reply["ended"] = [
+            fields["ended"] = [
                 _ended(e) for e in catalogue.ended if e.name.startswith(wanted.prefix)
             ]
-        self._reply(session, request_id, reply)
+        reply(session, request_id, fields)
 
     def _status(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        self._reply(session, request_id, self._broker.status())
+        reply(session, request_id, self._broker.status())
 
     def describe(self, topic: Topic) -> dict[str, object]:
         """Return what there is to know of a topic."""
@@ -221,20 +229,6 @@ class Requests:
                 f"message_bytes_max is at most {limit} (topics.batch_bytes_max less its frame)"
             )
         return message_bytes_max
-
-    def _settle(
-        self, session: Session, request_id: int, reply: Callable[[], dict[str, object]]
-    ) -> Callable[[OnwardError | None], None]:
-        def done(error: OnwardError | None) -> None:
-            if error is None:
-                self._reply(session, request_id, reply())
-            else:
-                session.refuse(request_id, error)
-
-        return done
-
-    def _reply(self, session: Session, request_id: int, reply: dict[str, object]) -> None:
-        session.send(Kind.REPLY, request_id, encode_json(reply))
 
 
 def _ended(ending: TopicEnding) -> dict[str, object]:

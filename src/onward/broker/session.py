@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
 from onward.protocol.connection import ServerConnection
+from onward.protocol.deliveries import decode_more
 from onward.protocol.frames import Kind, frame, frame_head
 from onward.protocol.payloads import (
     Hello,
@@ -113,6 +114,7 @@ class Session(asyncio.Protocol):
             self._take_all(rest)
         self.keep_reading()
         self._broker.delivering.resume(self)
+        self._broker.consuming.resume(self)
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -173,7 +175,16 @@ class Session(asyncio.Protocol):
                 case Kind.CREDIT:
                     self._broker.delivering.credit(self, request_id, decode_credit(payload))
                 case Kind.CANCEL:
-                    self._broker.delivering.cancel(self, request_id)
+                    if not self._broker.consuming.cancel(self, request_id):
+                        self._broker.delivering.cancel(self, request_id)
+                case Kind.ACK:
+                    self._broker.consuming.settling.ack(self, request_id, payload)
+                case Kind.SETTLE:
+                    self._broker.consuming.settling.settle(self, request_id, payload)
+                case Kind.MORE:
+                    self._broker.consuming.give(self, request_id, decode_more(payload))
+                case Kind.CONSUME:
+                    self._broker.consuming.joining.open(self, request_id, payload)
                 case Kind.REQUEST:
                     self._broker.requests.take(self, request_id, payload)
                 case Kind.PING:
@@ -216,10 +227,16 @@ class Session(asyncio.Protocol):
 
         Returns how many bytes the socket has not taken yet.
         """
+        return self.send_parts([frame_head(Kind.ENTRIES, request_id, len(entries)), entries])
+
+    def send_parts(self, parts: list[bytes | bytearray | memoryview]) -> int:
+        """Send the parts of one frame from where they lie.
+
+        Returns how many bytes the socket has not taken yet.
+        """
         if self._transport is None:
             return 0
-        head = frame_head(Kind.ENTRIES, request_id, len(entries))
-        self._transport.writelines([head, entries])
+        self._transport.writelines(parts)
         return self._transport.get_write_buffer_size()
 
     @property
@@ -268,6 +285,11 @@ class Session(asyncio.Protocol):
         if isinstance(address, tuple):
             return f"{address[0]}:{address[1]}"
         return "local"
+
+    @property
+    def client_name(self) -> str:
+        """Return what the client calls itself."""
+        return (self.hello.client if self.hello is not None else "")[:100] or "member"
 
     @property
     def has_partial_frame(self) -> bool:

@@ -39,6 +39,7 @@ from onward.message.message import Message
 
 _COLUMNS = ["segment", "entries", "messages", "gaps", "bytes", "index", "state"]
 _KINDS = {int(kind): kind.name.lower().replace("_", " ") for kind in Kind}
+_WITH_JSON = (Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED, Kind.GROUP_CHANGED)
 
 _running_option = click.option(
     "--running", is_flag=True, help="Read without the lock, while a broker uses the folder."
@@ -297,7 +298,7 @@ class _Dumping:
 
 def _said(entry: Entry, body: memoryview) -> dict[str, Any]:
     """Return what an entry says that is not about messages."""
-    if entry.kind in (Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED):
+    if entry.kind in _WITH_JSON:
         return {"says": msgspec.json.decode(body)}
     return {}
 

@@ -1,15 +1,18 @@
 """Options of the commands that talk to a broker, and the values they take.
 
 `client_options` gives a command --address, --token and --timeout, and calls it with `connect`: what
-opens the client when the command has checked everything else. A value that cannot be read is wrong
-usage (exit 2), before anything is connected.
+opens the client when the command has checked everything else; `async_client_options` does so for a
+command that is a coroutine. A value that cannot be read is wrong usage (exit 2), before anything is
+connected.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 
@@ -17,11 +20,13 @@ import click
 
 import onward
 from onward.client.address import parse_addresses
+from onward.client.finding import parse_id
 from onward.clock import SystemClock
 from onward.durations import parse_duration_ms, parse_instant_ms, parse_size_bytes
 from onward.errors import InvalidRequest, NotConnected
 
 Connect = Callable[[], onward.SyncClient]
+ConnectAsync = Callable[[], onward.Client]
 
 TIMEOUT = "5s"
 
@@ -54,6 +59,69 @@ SIZE = _Read("size", parse_size_bytes)
 INSTANT = _Read("time", _instant)
 
 
+class _Start(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """`earliest`, `latest`, an offset, a time, or how long ago."""
+
+    name = "start"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Read a start; a plain number is an offset."""
+        if not isinstance(value, str) or value in ("earliest", "latest"):
+            return value
+        if value.isascii() and value.isdecimal():
+            return int(value)
+        instant_ms = INSTANT.convert(value, param, ctx)
+        assert isinstance(instant_ms, int)
+        return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
+
+
+class _Pair(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """`NAME=VALUE`."""
+
+    name = "pair"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Read a pair; the value may hold more equals signs."""
+        if not isinstance(value, str):
+            return value
+        name, equals, rest = value.partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is no pair: write it as NAME=VALUE", param, ctx)
+        return name, rest
+
+
+class _Which(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """`topic/7`, or `topic/7-12` with both ends."""
+
+    name = "id"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Read the id of a message, or of several in a row."""
+        if not isinstance(value, str):
+            return value
+        front, slash, offsets = value.rpartition("/")
+        first, _, last = offsets.partition("-")
+        try:
+            topic, start = parse_id(f"{front}{slash}{first}")
+            _, end = parse_id(f"{front}{slash}{last or first}")
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
+        if end < start:
+            self.fail(f"{value!r} ends before it begins", param, ctx)
+        return topic, range(start, end + 1)
+
+
+START = _Start()
+PAIR = _Pair()
+WHICH = _Which()
+
+
 def client_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add --address, --token and --timeout to a command that takes `connect`.
 
@@ -71,10 +139,36 @@ def client_options(command: Callable[..., object]) -> Callable[..., object]:
 
         return command(connect=connect, **options)
 
+    return _with_options(with_client)
+
+
+def async_client_options(
+    command: Callable[..., Coroutine[Any, Any, object]],
+) -> Callable[..., object]:
+    """Add --address, --token and --timeout to a coroutine that takes `connect`, and run it.
+
+    @click.command()
+    @async_client_options
+    async def command(*, connect: ConnectAsync) -> None:
+        async with connect() as mq: ...
+    """
+
+    @wraps(command)
+    def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
+        def connect() -> onward.Client:
+            _refuse_at_once(address)
+            return onward.connect(address, token=token, name="onward-cli", timeout=timeout_ms)
+
+        return asyncio.run(command(connect=connect, **options))
+
+    return _with_options(with_client)
+
+
+def _with_options(command: Callable[..., object]) -> Callable[..., object]:
     decorated = click.option(
         "--timeout", "timeout_ms", type=DURATION, default=TIMEOUT, metavar="DURATION",
         help=f"How long to wait for an answer. [default: {TIMEOUT}]",
-    )(with_client)  # fmt: skip
+    )(command)  # fmt: skip
     decorated = click.option(
         "--token", envvar="ONWARD_TOKEN", metavar="SECRET",
         help="Proof of who you are; better in ONWARD_TOKEN than here.",

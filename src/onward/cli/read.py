@@ -13,12 +13,12 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
 from onward.cli.output import is_terminal, print_json, printable
-from onward.cli.params import INSTANT, Connect, client_options
+from onward.cli.params import START, Connect, client_options
 from onward.client.reader import ReadBatch
 from onward.durations import format_instant
 from onward.message.message import Message
@@ -26,28 +26,10 @@ from onward.message.message import Message
 _KEY_WIDTH = 12
 
 
-class _Start(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """`earliest`, `latest`, an offset, a time, or how long ago."""
-
-    name = "start"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
-        """Read a start; a plain number is an offset."""
-        if not isinstance(value, str) or value in ("earliest", "latest"):
-            return value
-        if value.isascii() and value.isdecimal():
-            return int(value)
-        instant_ms = INSTANT.convert(value, param, ctx)
-        assert isinstance(instant_ms, int)
-        return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
-
-
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--from", "start", type=_Start(), default="earliest", metavar="START",
+    "--from", "start", type=START, default="earliest", metavar="START",
     help="earliest, latest, an offset, 10m (ago) or 2026-11-16T10:00Z. [default: earliest]",
 )  # fmt: skip
 @click.option(

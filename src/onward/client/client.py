@@ -2,6 +2,7 @@
 
     connect("localhost:7700") ── Client ─┬─ publish, publish_soon, publish_many   (producer)
                                          ├─ read, get                             (reader)
+                                         ├─ groups, dead letters, find, explain   (group_calls)
                                          └─ topics, create_topic, ... status      (requests)
 
 Every call has a deadline. An error says who must act: see `onward.errors`. What only asks is asked
@@ -24,6 +25,8 @@ import msgspec
 
 from onward.client.address import Address, parse_addresses
 from onward.client.bodies import encode_bodies, encode_body
+from onward.client.consume_calls import ConsumeCalls
+from onward.client.group_calls import GROUP_ASKS, GroupCalls
 from onward.client.keeper import Dial, Keeper
 from onward.client.link import Link
 from onward.client.producer import Producer
@@ -49,7 +52,7 @@ from onward.settings import Settings
 DurabilityName = Literal["memory", "interval", "disk", "quorum"]
 Tags = str | Sequence[str] | None
 
-_ASKS_ONLY = frozenset({"topic.list", "topic.describe", "status"})
+_ASKS_ONLY = frozenset({"topic.list", "topic.describe", "status"}) | GROUP_ASKS
 _PAGE = 5_000
 
 
@@ -82,7 +85,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client:
+class Client(ConsumeCalls, GroupCalls):
     """A connection to Onward that mends itself. Made by `connect`."""
 
     def __init__(
@@ -140,6 +143,7 @@ class Client:
         if self._opened is None:
             return
         keeper, producer = self._opened
+        await self._consumers.close()
         if drain:
             await producer.drain()
         self._opened = None

@@ -24,15 +24,21 @@ from collections.abc import (
 )
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from onward.client.client import Client, DurabilityName, Tags, connect
+from onward.client.options import ConsumeOptions
 from onward.client.reader import ReadBatch, Reader
 from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.sync_calls import SyncGroupCalls
+from onward.client.sync_consumer import SyncConsumer, SyncDelivery
 from onward.client.topics import Duration, TopicDescription
-from onward.errors import NotConnected
+from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
 from onward.settings import Settings
+
+if TYPE_CHECKING:
+    from onward.client.consumer import Consumer
 
 T = TypeVar("T")
 
@@ -61,7 +67,7 @@ def connect_sync(
     )  # fmt: skip
 
 
-class SyncClient:
+class SyncClient(SyncGroupCalls):
     """A blocking client. Made by `connect_sync`.
 
     >>> with connect_sync("memory:") as mq:
@@ -76,6 +82,13 @@ class SyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Client | None = None
+
+    @classmethod
+    def attached(cls, client: Client, loop: asyncio.AbstractEventLoop) -> SyncClient:
+        """Return a facade over an open client that somebody else keeps, for other threads."""
+        attached = cls(lambda: client)
+        attached._client, attached._loop = client, loop
+        return attached
 
     def __enter__(self) -> Self:
         """Connect, or raise why that is not possible."""
@@ -93,6 +106,8 @@ class SyncClient:
 
     def open(self) -> None:
         """Connect; `with` does it by itself."""
+        if self._client is not None:
+            raise InvalidRequest("this client is open already")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="onward-client", daemon=True
@@ -108,7 +123,7 @@ class SyncClient:
 
     def close(self, *, drain: bool = True) -> None:
         """Close; with `drain` only after what was published has its answer or its deadline."""
-        if self._client is not None:
+        if self._client is not None and self._thread is not None:
             try:
                 self._run(self._client.close(drain=drain))
             finally:
@@ -213,6 +228,30 @@ class SyncClient:
         """Return one message by its offset."""
         return self._run(self._open().get(topic, offset))
 
+    # --- consume -----------------------------------------------------------------------------
+
+    def consume(
+        self, topics: str | Sequence[str], *, group: str, **options: Unpack[ConsumeOptions]
+    ) -> SyncConsumer:
+        """Join a group, for `for`; the options are those of `Client.consume`."""
+
+        async def make() -> Consumer:
+            return self._open().consume(topics, group=group, **options)
+
+        return SyncConsumer(self._run(make()), self._run)
+
+    def fetch(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        n: int = 1,
+        wait: Duration = "1s",
+    ) -> list[SyncDelivery]:
+        """Take up to `n` messages; wait a while for the first. The membership is kept for more."""
+        found = self._run(self._open().fetch(topics, group=group, n=n, wait=wait))
+        return [SyncDelivery.of(delivery, self._run) for delivery in found]
+
     # --- topics ------------------------------------------------------------------------------
 
     def create_topic(
@@ -292,6 +331,9 @@ class SyncClient:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is not None and _running_loop() is self._loop:
+            work.close()
+            raise InvalidRequest("this call would wait for itself: in a coroutine await app.mq")
         future = self._submit(work)
         try:
             return future.result()
@@ -334,6 +376,13 @@ class SyncReader:
         finally:
             with contextlib.suppress(NotConnected):
                 self._run(_close(batches))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _cancel_others() -> None:

@@ -131,24 +131,18 @@ class NewRows:
         self.count = 0
         self._rows: dict[int, bytearray] = {}
 
-    def add(self, entry: Entry) -> None:
-        """Remember where `entry` lies."""
-        self.add_packed(
-            entry.topic,
-            ROW.pack(
-                entry.topic, entry.count, entry.base_offset, entry.time_ms,
-                entry.index - self.first_index, entry.position, entry.length, 0,
-            ),
-        )  # fmt: skip
-
-    def add_packed(self, topic: int, row: bytes) -> None:
-        """Remember a row that is packed already."""
-        rows = self._rows.get(topic)
-        if rows is None:
-            self._rows[topic] = bytearray(row)
-        else:
-            rows += row
-        self.count += 1
+    def add_all(self, entries: Sequence[Entry]) -> None:
+        """Remember where `entries` lie."""
+        by_topic, first_index, pack = self._rows, self.first_index, ROW.pack
+        # Unpacked, and not entry by entry through names: a commit to many topics has many of them.
+        for position, length, _, _, index, _, time_ms, base, _, topic, count, _, _ in entries:
+            row = pack(topic, count, base, time_ms, index - first_index, position, length, 0)
+            rows = by_topic.get(topic)
+            if rows is None:
+                by_topic[topic] = bytearray(row)
+            else:
+                rows += row
+        self.count += len(entries)
 
     def rows_of(self, topic: int) -> list[TopicRows]:
         """Return the rows of `topic`: a list of one, or of none."""
@@ -157,17 +151,37 @@ class NewRows:
 
     def pieces(self) -> Iterator[tuple[int, Piece]]:
         """Walk over (topic, packed rows) in the order of topics."""
-        return iter(sorted(self._rows.items()))
+        by_topic = self._rows
+        return ((topic, by_topic[topic]) for topic in sorted(by_topic))
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """Return the directory and the rows, as they stand in a file.
+
+        One walk over all rows, not topic by topic: a checkpoint does this while the loop has to
+        share the interpreter with it, and when topics are many, most have one row.
+        """
+        rows = b"".join(map(self._rows.__getitem__, sorted(self._rows)))
+        records: list[bytes] = []
+        pack, topic, first_row, size, end_offset, last_time_ms = DIRECTORY.pack, -1, 0, 0, 0, 0
+        for number, (row_topic, count, base, time_ms, _, _, length, _) in enumerate(
+            ROW.iter_unpack(rows)
+        ):
+            if row_topic != topic:
+                if number:
+                    records.append(
+                        pack(topic, number - first_row, first_row, size, end_offset, last_time_ms)
+                    )
+                topic, first_row, size = row_topic, number, 0
+            size += length
+            end_offset, last_time_ms = base + count, time_ms
+        if rows:
+            count = len(rows) // ROW_BYTES - first_row
+            records.append(pack(topic, count, first_row, size, end_offset, last_time_ms))
+        return b"".join(records), rows
 
     def summaries(self) -> Iterator[TopicSummary]:
         """Walk over what is known of each topic, in the order of topics. Looks at every row."""
-        first_row = 0
-        for topic, rows in self.pieces():
-            count = len(rows) // ROW_BYTES
-            size = sum(row[6] for row in ROW.iter_unpack(rows))
-            last = Row._make(ROW.unpack_from(rows, len(rows) - ROW_BYTES))
-            yield TopicSummary(topic, count, first_row, size, last.end_offset, last.time_ms)
-            first_row += count
+        return map(TopicSummary._make, DIRECTORY.iter_unpack(self.packed()[0]))
 
 
 class RowsFile:
@@ -270,12 +284,18 @@ def write_rows(
     """
     temporary = f"{path}.tmp"
     disk.remove(temporary)
-    directory, rows = _merged_directory(sources)
+    if len(sources) == 1 and isinstance(sources[0], NewRows):
+        rows = sources[0].count
+        directory, packed = sources[0].packed()
+        units = iter([directory + packed])
+    else:
+        directory, rows = _merged_directory(sources)
+        units = _units(directory, sources)
     file = disk.open(temporary, create=True)
     try:
         position = HEADER.size
         crc = 0
-        for unit in _units(directory, sources):
+        for unit in units:
             write_all(file, position, unit)
             position += len(unit)
             crc = crc32c(unit, crc)

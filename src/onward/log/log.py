@@ -26,7 +26,7 @@ from onward.errors import Corruption, DiskFull, Overloaded
 from onward.log.disk import Buffer, Disk
 from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
 from onward.log.segment import Segment
-from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entry, read_entry
+from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entries, read_entry
 
 # Neighbours this far apart are fetched with one read: copying a little more is cheaper than
 # another system call.
@@ -61,6 +61,11 @@ class Span(NamedTuple):
     rows: list[Row]
 
     @property
+    def first_offset(self) -> int:
+        """Return the offset of the first message of the span."""
+        return self.rows[0].base_offset
+
+    @property
     def end_offset(self) -> int:
         """Return the offset after the last message of the span."""
         return self.rows[-1].end_offset
@@ -86,6 +91,8 @@ class Log:
     last_crc: int = 0
     synced_index: int = 0
     term: int = 0
+    system_topics: set[int] = field(default_factory=set)
+    """Topics of the broker itself: they may use half of what is kept of the disk."""
 
     @property
     def tail(self) -> Segment:
@@ -107,23 +114,13 @@ class Log:
     def stage(self, drafts: Sequence[Draft]) -> Write:
         """Give the drafts their indexes and build their bytes. Nothing is written yet."""
         segment, rolled = self._segment_for(drafts)
-        write = Write(segment, segment.bytes, [], [], 0, rolled)
-        index, crc, position = self.next_index, self.last_crc, segment.bytes
-        for draft in drafts:
-            buffers, length, new_crc = encode_entry(
-                draft, index=index, term=self.term, previous_crc=crc, synced_index=self.synced_index
-            )
-            write.buffers += buffers
-            write.entries.append(
-                Entry(
-                    position, length, new_crc, crc, index, self.term, draft.time_ms,
-                    draft.base_offset, self.synced_index, draft.topic, draft.count, draft.kind,
-                    length - HEADER_BYTES,
-                )
-            )  # fmt: skip
-            index, crc, position = index + 1, new_crc, position + length
-        write.length = position - write.position
-        return write
+        position = segment.bytes
+        buffers, entries = encode_entries(
+            drafts, position=position, index=self.next_index, term=self.term,
+            previous_crc=self.last_crc, synced_index=self.synced_index,
+        )  # fmt: skip
+        length = entries[-1].end - position if entries else 0
+        return Write(segment, position, buffers, entries, length, rolled)
 
     def stage_roll(self) -> Write:
         """Stage the beginning of a new segment, without entries."""
@@ -154,12 +151,13 @@ class Log:
             # Time never goes back, also while the new segment has no entry.
             write.segment.last_time_ms = self.tail.last_time_ms
             self.segments.append(write.segment)
-        for entry in write.entries:
-            write.segment.add(entry)
-            self.last_crc = entry.crc
+        if write.entries:
+            write.segment.add_all(write.entries)
+            self.last_crc = write.entries[-1].crc
 
     def _segment_for(self, drafts: Sequence[Draft]) -> tuple[Segment, bool]:
-        length = sum(HEADER_BYTES + 8 + sum(map(len, draft.parts)) for draft in drafts)
+        length = (HEADER_BYTES + 8) * len(drafts)
+        length += sum([len(part) for draft in drafts for part in draft.parts])
         tail = self.tail
         if not tail.bytes or tail.bytes + length <= self.limits.segment_bytes_max:
             return tail, False
@@ -197,8 +195,11 @@ class Log:
             write.segment.reserve(end, step=self.limits.preallocate_bytes)
             return
         kept = self.limits.disk_reserve_bytes
-        has_messages = any(entry.kind == Kind.MESSAGES for entry in write.entries)
-        if has_messages and self.disk.free_bytes(self.folder) < kept + write.length:
+        topics = {entry.topic for entry in write.entries if entry.kind == Kind.MESSAGES}
+        if topics and topics <= self.system_topics:
+            # Acks go on when the disk is full: for them the half of it is enough.
+            kept //= 2
+        if topics and self.disk.free_bytes(self.folder) < kept + write.length:
             raise DiskFull(f"the disk of {self.folder} is nearly full")
 
     def _take_back(self, write: Write) -> None:
@@ -256,17 +257,19 @@ class Log:
     # --- finding and reading -----------------------------------------------------------------
 
     def plan(
-        self, topic: int, offset: int, *, bytes_max: int, hint: Segment | None = None
-    ) -> Span | None:
+        self, topic: int, offset: int, *, bytes_max: int, hint: Segment | None = None,
+        end_offset: int | None = None,
+    ) -> Span | None:  # fmt: skip
         """Return the span that holds `offset` of `topic`, or what follows it; None at the end.
 
-        `hint` is the segment of the reader's last span: where to begin to look.
+        `hint` is the segment of the reader's last span: where to begin to look. No entry is in it
+        that begins at `end_offset` or after it, unless it is the first.
         """
         for segment in self._segments_from(topic, offset, hint):
             for rows in segment.rows_of(topic):
                 number = rows.first_after_offset(offset)
                 if number < rows.count:
-                    return _span(segment, rows, number, bytes_max)
+                    return _span(segment, rows, number, bytes_max, end_offset)
         return None
 
     def read(self, span: Span, *, wait: bool) -> Buffer | None:
@@ -363,7 +366,9 @@ class Log:
             segment.close()
 
 
-def _span(segment: Segment, rows: TopicRows, number: int, bytes_max: int) -> Span:
+def _span(
+    segment: Segment, rows: TopicRows, number: int, bytes_max: int, end_offset: int | None
+) -> Span:
     """Gather neighbouring rows until `bytes_max`; always at least one."""
     first = rows.row(number)
     chosen, end = [first], first.position + first.length
@@ -371,6 +376,8 @@ def _span(segment: Segment, rows: TopicRows, number: int, bytes_max: int) -> Spa
         row = rows.row(later)
         new_end = row.position + row.length
         if row.position - end > GAP_BYTES_MAX or new_end - first.position > bytes_max:
+            break
+        if end_offset is not None and row.base_offset >= end_offset:
             break
         chosen.append(row)
         end = new_end

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onward.log.disk import Buffer, Disk, File
 from onward.log.index import NewRows, Rows, RowsFile, TopicRows, TopicSummary
@@ -106,10 +106,15 @@ class Segment:
 
     def add(self, entry: Entry) -> None:
         """Take over a written entry: from now on it can be found."""
-        self.new.add(entry)
-        self.bytes = entry.end
-        self.next_index = entry.index + 1
-        self.last_time_ms = entry.time_ms
+        self.add_all([entry])
+
+    def add_all(self, entries: Sequence[Entry]) -> None:
+        """Take over written entries, at least one, that follow each other."""
+        self.new.add_all(entries)
+        last = entries[-1]
+        self.bytes = last.end
+        self.next_index = last.index + 1
+        self.last_time_ms = last.time_ms
 
     def first_time_ms(self) -> int:
         """Return when its first entry was written; of an empty one, when the last one was."""

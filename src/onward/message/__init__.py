@@ -8,5 +8,6 @@ Pure: bytes and values in, bytes and values out. Nothing here knows of sockets, 
     compression.py  zstd and lz4, always bounded
     batch.py        a batch: header, directory, columns
     entry.py        an entry of the log: the record around batches
+    cut.py          entries with only what is wanted of them
     message.py      one message as a user sees it
 """

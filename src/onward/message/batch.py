@@ -109,7 +109,46 @@ def encode_batch(
         if values is not None and _is_given(values, kind, count)
     ]
     packed.append((255, column_of.pack_bodies(bodies)))
-    return _assemble(packed, compression_code(compression), count, producer_id, sequence, time_ms)
+    return join_columns(
+        packed, compression_code(compression), count, producer_id, sequence, time_ms
+    )
+
+
+def join_columns(
+    packed: list[tuple[int, tuple[bytes, ...]]],
+    compression: int,
+    count: int,
+    producer_id: int,
+    sequence: int,
+    time_ms: int,
+) -> bytes:
+    """Return the bytes of a batch whose columns (kind, parts) are packed already, bodies last.
+
+    >>> join_columns([(255, (bytes(4), b""))], 0, 1, 0, 0, 0) == encode_batch([b""])
+    True
+    """
+    directory: list[bytes] = []
+    parts: list[bytes] = []
+    raw_bytes = 0
+    for kind, column in packed:
+        size = sum(map(len, column))
+        if size > _BLOCK_BYTES_MAX - raw_bytes:
+            raise MessageTooLarge(f"a batch holds at most {_BLOCK_BYTES_MAX} bytes")
+        directory.append(_DIRECTORY.pack(kind, 0, size))
+        parts += (*column, _PADDING[size % 8])
+        raw_bytes += (size + 7) & ~7
+    if compression:
+        block = deflate(b"".join(parts), code=compression)
+        parts = [block, _PADDING[len(block) % 8]]
+    head = _AFTER_CRC.pack(
+        VERSION, compression, len(packed), count, raw_bytes, producer_id, sequence, time_ms
+    )
+    parts = [head, *directory, *parts]
+    # The parts are joined once, at the end: the checksum goes over them one by one.
+    crc = 0
+    for part in parts:
+        crc = crc32c(part, crc)
+    return b"".join((_BEFORE_REST.pack(MAGIC, 12 + sum(map(len, parts)), crc), *parts))
 
 
 def check_batch(buffer: Buffer, start: int = 0, *, end: int | None = None) -> BatchHeader:
@@ -344,38 +383,6 @@ def _is_given(values: Sequence[object], kind: int, count: int) -> bool:
         name = Column(kind).name.lower()
         raise InvalidRequest(f"{name} has {len(values)} values for {count} messages")
     return any(value is not None for value in values)
-
-
-def _assemble(
-    packed: list[tuple[int, tuple[bytes, ...]]],
-    compression: int,
-    count: int,
-    producer_id: int,
-    sequence: int,
-    time_ms: int,
-) -> bytes:
-    directory: list[bytes] = []
-    parts: list[bytes] = []
-    raw_bytes = 0
-    for kind, column in packed:
-        size = sum(map(len, column))
-        if size > _BLOCK_BYTES_MAX - raw_bytes:
-            raise MessageTooLarge(f"a batch holds at most {_BLOCK_BYTES_MAX} bytes")
-        directory.append(_DIRECTORY.pack(kind, 0, size))
-        parts += (*column, _PADDING[size % 8])
-        raw_bytes += (size + 7) & ~7
-    if compression:
-        block = deflate(b"".join(parts), code=compression)
-        parts = [block, _PADDING[len(block) % 8]]
-    head = _AFTER_CRC.pack(
-        VERSION, compression, len(packed), count, raw_bytes, producer_id, sequence, time_ms
-    )
-    parts = [head, *directory, *parts]
-    # The parts are joined once, at the end: the checksum goes over them one by one.
-    crc = 0
-    for part in parts:
-        crc = crc32c(part, crc)
-    return b"".join((_BEFORE_REST.pack(MAGIC, 12 + sum(map(len, parts)), crc), *parts))
 
 
 def _read_directory(

@@ -16,7 +16,7 @@ This module only knows bytes. It never decodes a body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -30,7 +30,12 @@ VERSION = 1
 HEADER = Struct("<4sIIIQQqQQIIHHI")
 HEADER_BYTES = HEADER.size
 CRC_START = 12
-_CRC = Struct("<I")
+# Below this a copy of a body is cheaper than a buffer of its own.
+COPIED_BYTES_MAX = 2_048
+# The header in two parts: up to the crc, and what the crc is over.
+_FRONT = Struct("<4sII")
+_CHECKED = Struct("<IQQqQQIIHHI")
+_ZEROS = bytes(8)
 _GAP_BODY = Struct("<QI4x")
 
 Buffer = bytes | bytearray | memoryview
@@ -45,6 +50,8 @@ class Kind(IntEnum):
     TOPIC_CHANGED = 4
     GAP = 5
     """Entries that are gone on purpose; the body tells up to which index, and that entry's crc."""
+    GROUP_CHANGED = 6
+    """A group was created, changed or deleted; the body is its record, as it is from here on."""
 
 
 class Draft(NamedTuple):
@@ -91,32 +98,72 @@ def encode_entry(
 ) -> tuple[list[Buffer], int, int]:
     """Return the buffers of an entry, its length and its crc.
 
-    A large body is not copied: it stays a buffer of its own.
-
     >>> draft = Draft(Kind.TOPIC_DELETED, 0, 1, 0, 0, [b"{}"])
     >>> buffers, length, crc = encode_entry(
     ...     draft, index=1, term=0, previous_crc=0, synced_index=0)
     >>> length == sum(map(len, buffers)) == 80
     True
     """
-    body = draft.parts[0] if len(draft.parts) == 1 else b"".join(draft.parts)
-    body_bytes = len(body)
-    padding = -body_bytes % 8
-    length = HEADER_BYTES + body_bytes + padding
-    header = bytearray(
-        HEADER.pack(
-            MAGIC, length, 0, previous_crc, index, term, draft.time_ms, draft.base_offset,
-            synced_index, draft.topic, draft.count, draft.kind, VERSION, body_bytes,
-        )
+    buffers, [entry] = encode_entries(
+        [draft], position=0, index=index, term=term, previous_crc=previous_crc,
+        synced_index=synced_index,
     )  # fmt: skip
-    crc = crc32c(body, crc32c(memoryview(header)[CRC_START:]))
-    buffers: list[Buffer] = [header, body]
-    if padding:
-        zeros = bytes(padding)
-        crc = crc32c(zeros, crc)
-        buffers.append(zeros)
-    _CRC.pack_into(header, 8, crc)
-    return buffers, length, crc
+    return buffers, entry.length, entry.crc
+
+
+def encode_entries(
+    drafts: Iterable[Draft], *, position: int, index: int, term: int, previous_crc: int,
+    synced_index: int,
+) -> tuple[list[Buffer], list[Entry]]:  # fmt: skip
+    """Return the buffers of entries that stand back to back from `position` on, and their headers.
+
+    Small bodies are copied together, so that a commit to many topics is one buffer; a large one is
+    not copied: it stays a buffer of its own. One loop without calls of our own, and tuples made
+    without their constructors: a commit to many topics has an entry for each message, and this is
+    most of what it costs.
+    """
+    buffers: list[Buffer] = []
+    joined: list[Buffer] = []
+    entries: list[Entry] = []
+    pack_front, pack_checked, new_tuple = _FRONT.pack, _CHECKED.pack, tuple.__new__
+    crc = previous_crc
+    for kind, time_ms, topic, base_offset, count, parts in drafts:
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        body_bytes = len(body)
+        padding = -body_bytes & 7
+        length = HEADER_BYTES + body_bytes + padding
+        previous_crc = crc
+        checked = pack_checked(
+            previous_crc, index, term, time_ms, base_offset, synced_index, topic, count, kind,
+            VERSION, body_bytes,
+        )  # fmt: skip
+        if body_bytes < COPIED_BYTES_MAX:
+            checked += body
+            if padding:
+                checked += _ZEROS[:padding]
+            crc = crc32c(checked)
+            joined.append(pack_front(MAGIC, length, crc))
+            joined.append(checked)
+        else:
+            zeros = _ZEROS[:padding]
+            crc = crc32c(zeros, crc32c(body, crc32c(checked)))
+            joined += pack_front(MAGIC, length, crc), checked
+            buffers += b"".join(joined), body
+            joined = [zeros]
+        entries.append(
+            new_tuple(
+                Entry,
+                (
+                    position, length, crc, previous_crc, index, term, time_ms, base_offset,
+                    synced_index, topic, count, kind, body_bytes,
+                ),
+            )
+        )  # fmt: skip
+        index += 1
+        position += length
+    if rest := b"".join(joined):
+        buffers.append(rest)
+    return buffers, entries
 
 
 def read_entry(buffer: Buffer, start: int, *, position: int) -> Entry | None:

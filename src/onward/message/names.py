@@ -1,7 +1,8 @@
-"""Which names a topic or a group may have.
+"""Which names a topic, a group or a member may have.
 
-    name   = 1 to 128 of  A-Z a-z 0-9 . _ -      but neither "." nor ".."
-    system = "@" name                            only where the caller allows it
+    name   = 1 to 128 of  A-Z a-z 0-9 . _ -      but neither "." nor "..": a topic, a group
+    system = "@" name                            only where the caller allows it: a topic
+    member = 1 to 128 printable characters       who it is, for people
 
 The same set as Kafka's, so a name is safe in a path, a URL, a metric and a log line. A name is
 checked where it enters the system (a request, a setting, the client's call), never again after.
@@ -44,6 +45,19 @@ def check_group_name(name: str) -> str:
     'billing'
     """
     _check(name, whole=name, what="group")
+    return name
+
+
+def check_member_name(name: str) -> str:
+    """Return the name when a member may have it, else raise `InvalidName` with the broken rule.
+
+    >>> check_member_name("ann@host-1 (4711)")
+    'ann@host-1 (4711)'
+    """
+    if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
+        raise InvalidName(f"member name {_shown(name)}: {_broken_rule(name)}")
+    if not name.isprintable():
+        raise InvalidName(f"member name {_shown(name)}: a name has only printable characters")
     return name
 
 

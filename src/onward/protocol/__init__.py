@@ -5,6 +5,7 @@ Pure: bytes in, frames out. Nothing here knows of sockets, tasks or clocks; the 
 
     frames.py      kinds of frames, the header, the preface
     payloads.py    what is inside a frame
+    deliveries.py  what is inside the frames of a group's member
     receiver.py    bytes of a socket -> frames, with as few copies as possible
     connection.py  which frame is allowed when
 """

@@ -53,10 +53,16 @@ class State(Enum):
 _NOTHING: Final[frozenset[int]] = frozenset()
 # What may come at any time while a connection is open, and changes nothing in its state.
 _FROM_CLIENT: Final[frozenset[int]] = frozenset(
-    (Kind.PING, Kind.PUBLISH, Kind.READ, Kind.CREDIT, Kind.CANCEL, Kind.REQUEST)
+    (
+        *(Kind.PING, Kind.PUBLISH, Kind.READ, Kind.CREDIT, Kind.CANCEL, Kind.REQUEST),
+        *(Kind.CONSUME, Kind.ACK, Kind.SETTLE, Kind.MORE),
+    )
 )
 _FROM_BROKER: Final[frozenset[int]] = frozenset(
-    (Kind.PONG, Kind.PUBLISHED, Kind.ENTRIES, Kind.END, Kind.REPLY, Kind.ERROR)
+    (
+        *(Kind.PONG, Kind.PUBLISHED, Kind.ENTRIES, Kind.END, Kind.REPLY, Kind.ERROR),
+        *(Kind.DELIVERY, Kind.SETTLED),
+    )
 )
 
 # ALLOWED[who sends][state of who receives]

@@ -37,6 +37,10 @@ class Kind(IntEnum):
     CREDIT = 12
     CANCEL = 13
     REQUEST = 20
+    CONSUME = 30
+    ACK = 31
+    SETTLE = 32
+    MORE = 33
 
     WELCOME = 64
     PONG = 65
@@ -46,6 +50,8 @@ class Kind(IntEnum):
     END = 76
     REPLY = 84
     ERROR = 85
+    DELIVERY = 94
+    SETTLED = 95
 
 
 def frame(kind: int, request_id: int, payload: bytes | bytearray = b"") -> bytes:

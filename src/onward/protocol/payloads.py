@@ -225,17 +225,17 @@ def encode_json(value: msgspec.Struct | Mapping[str, object]) -> bytes:
 
 def decode_hello(payload: Bytes) -> Hello:
     """Return what a HELLO says."""
-    return _decode(payload, Hello, "HELLO", ProtocolError)
+    return decode_json(payload, Hello, "HELLO", ProtocolError)
 
 
 def decode_welcome(payload: Bytes) -> Welcome:
     """Return what a WELCOME says."""
-    return _decode(payload, Welcome, "WELCOME", ProtocolError)
+    return decode_json(payload, Welcome, "WELCOME", ProtocolError)
 
 
 def decode_goodbye(payload: Bytes) -> Goodbye:
     """Return what a GOODBYE says."""
-    return _decode(payload, Goodbye, "GOODBYE", ProtocolError)
+    return decode_json(payload, Goodbye, "GOODBYE", ProtocolError)
 
 
 def decode_read(payload: Bytes) -> Read:
@@ -244,12 +244,12 @@ def decode_read(payload: Bytes) -> Read:
     >>> decode_read(b'{"topic": "orders", "from": "earliest", "credit_bytes": 65536}').start
     'earliest'
     """
-    return _decode(payload, Read, "READ", InvalidRequest)
+    return decode_json(payload, Read, "READ", InvalidRequest)
 
 
 def decode_end(payload: Bytes) -> End:
     """Return what an END says."""
-    return _decode(payload, End, "END", ProtocolError)
+    return decode_json(payload, End, "END", ProtocolError)
 
 
 def decode_request(payload: Bytes) -> Request:
@@ -258,7 +258,7 @@ def decode_request(payload: Bytes) -> Request:
     >>> decode_request(b'{"op": "topic.create", "topic": "orders"}').op
     'topic.create'
     """
-    return _decode(payload, Request, "REQUEST", InvalidRequest)
+    return decode_json(payload, Request, "REQUEST", InvalidRequest)
 
 
 def decode_fields(payload: Bytes, shape: type[T]) -> T:
@@ -267,12 +267,12 @@ def decode_fields(payload: Bytes, shape: type[T]) -> T:
     >>> decode_fields(b'{"op": "status"}', dict[str, str])
     {'op': 'status'}
     """
-    return _decode(payload, shape, "REQUEST", InvalidRequest)
+    return decode_json(payload, shape, "REQUEST", InvalidRequest)
 
 
 def decode_reply(payload: Bytes) -> dict[str, Any]:
     """Return what a REPLY says, as a JSON object."""
-    return _decode(payload, dict[str, Any], "REPLY", ProtocolError)
+    return decode_json(payload, dict[str, Any], "REPLY", ProtocolError)
 
 
 def encode_error(error: OnwardError) -> bytes:
@@ -286,10 +286,15 @@ def decode_error(payload: Bytes) -> OnwardError:
     >>> decode_error(encode_error(InvalidName("topic name ''"))).code
     'invalid_name'
     """
-    return from_wire(_decode(payload, dict[str, Any], "ERROR", ProtocolError))
+    return from_wire(decode_json(payload, dict[str, Any], "ERROR", ProtocolError))
 
 
-def _decode(payload: Bytes, shape: type[T], what: str, wrong_shape: type[OnwardError]) -> T:
+def decode_json(payload: Bytes, shape: type[T], what: str, wrong_shape: type[OnwardError]) -> T:
+    """Return a payload of JSON in its shape, or raise `wrong_shape`; `what` is said to people.
+
+    >>> decode_json(b'{"op": "status"}', Request, "REQUEST", InvalidRequest)
+    Request(op='status')
+    """
     try:
         return msgspec.json.decode(payload, type=shape)
     except msgspec.ValidationError as error:

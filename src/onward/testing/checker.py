@@ -9,6 +9,7 @@ works again. What it promises about the broker, if it finds nothing:
     I4    an offset is one message, for all readers at all times; offsets have no holes
     I5    messages of one producer are in the order of its calls
     I13   everybody got an answer
+    G1... what groups promise: see `group_checker`
 
 Topics that lose messages on purpose (see `history`) are held to what is left of these promises.
 """
@@ -19,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from onward.message.message import Message
-from onward.testing.history import Attempt, History, Reading, kind_of
+from onward.testing.group_checker import check_groups
+from onward.testing.history import Attempt, History, Reading, id_of, kind_of
 
 Drains = dict[str, list[Message]]
 
@@ -35,6 +37,7 @@ def check(history: History, drains: Drains) -> list[str]:
         *_nothing_is_stored_twice(history, drains),
         *_drains_are_in_order(history, drains),
         *_acked_messages_are_there(history, drains),
+        *check_groups(history.groups, drains),
     ]
 
 
@@ -46,24 +49,30 @@ def _everyone_was_answered(history: History) -> Iterator[str]:
 
 def _only_attempts_are_read(history: History, drains: Drains) -> Iterator[str]:
     for who, message in _all_messages(history, drains):
-        attempt = history.attempts.get(message.key or "")
-        if attempt is None or attempt.topic != message.topic or attempt.body != message.body:
+        attempt = history.attempts.get(id_of(message))
+        if attempt is None or not _is_copy(message, attempt):
             yield f"I2: {who} read {message.id} {message.body[:40]!r}, which nobody published"
+
+
+def _is_copy(message: Message, attempt: Attempt) -> bool:
+    said = (attempt.topic, attempt.body, attempt.key, attempt.tag, attempt.priority or 0)
+    return said == (message.topic, message.body, message.key, message.tag, message.priority)
 
 
 def _an_offset_is_one_message(history: History, drains: Drains) -> Iterator[str]:
     """A name that was used again begins again at offset 0; its event ids do not repeat."""
-    first: dict[tuple[str, int, int], tuple[str | None, int, str]] = {}
+    first: dict[tuple[str, int, int], tuple[str, int, str]] = {}
     for who, message in _all_messages(history, drains):
         kind = kind_of(message.topic)
         if kind == "volatile":
             continue
         place = message.topic, message.offset, message.event_id if kind == "brief" else 0
-        known = first.setdefault(place, (message.key, message.event_id, who))
-        if known[:2] != (message.key, message.event_id):
+        name = id_of(message)
+        known = first.setdefault(place, (name, message.event_id, who))
+        if known[:2] != (name, message.event_id):
             yield (
                 f"I4: {message.id} is {known[0]} (event {known[1]}) for {known[2]} and "
-                f"{message.key} (event {message.event_id}) for {who}"
+                f"{name} (event {message.event_id}) for {who}"
             )
 
 
@@ -110,7 +119,7 @@ def _begins_well(reading: Reading, first: Message, before: Message | None) -> bo
 def _nothing_is_stored_twice(history: History, drains: Drains) -> Iterator[str]:
     places: dict[str, set[tuple[int, int]]] = {}
     for _, message in _all_messages(history, drains):
-        attempt = history.attempts.get(message.key or "")
+        attempt = history.attempts.get(id_of(message))
         if attempt is not None and kind_of(message.topic) != "volatile":
             places.setdefault(attempt.id, set()).add((message.offset, message.event_id))
     for name, found in places.items():
@@ -130,7 +139,7 @@ def _drains_are_in_order(history: History, drains: Drains) -> Iterator[str]:
             if after.offset != before.offset + 1 or after.event_id < before.event_id:
                 yield f"I4: in the drain {after.id} follows {before.id}"
         for message in messages:
-            attempt = history.attempts.get(message.key or "")
+            attempt = history.attempts.get(id_of(message))
             if attempt is None or kind_of(topic) == "volatile":
                 continue
             earlier = last.setdefault(attempt.producer, attempt)
@@ -150,10 +159,10 @@ def _acked_messages_are_there(history: History, drains: Drains) -> Iterator[str]
         found = _at(drain, attempt.offset)
         if found is None:
             yield f"I1: {attempt.id} was acked at {attempt.topic}/{attempt.offset} and is lost"
-        elif (found.key, found.event_id) != (attempt.id, attempt.event_id):
+        elif (id_of(found), found.event_id) != (attempt.id, attempt.event_id):
             yield (
                 f"I1: {attempt.id} was acked as {found.id}, event {attempt.event_id}, where "
-                f"{found.key}, event {found.event_id}, is now"
+                f"{id_of(found)}, event {found.event_id}, is now"
             )
 
 
@@ -166,6 +175,8 @@ def _all_messages(history: History, drains: Drains) -> Iterator[tuple[str, Messa
     for reading in history.readings:
         for message in reading.messages:
             yield reading.reader, message
+    for handed in history.groups.handed:
+        yield handed.stint.machine, handed.message
     for messages in drains.values():
         for message in messages:
             yield "the drain", message

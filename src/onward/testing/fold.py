@@ -13,15 +13,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from onward.broker.broker import SavedState
-from onward.broker.catalogue import Catalogue, Topic
-from onward.broker.producers import WINDOW, Producers
+from onward.broker.broker import _Folding
+from onward.broker.catalogue import Topic
+from onward.broker.producers import WINDOW
+from onward.delivery.group import Group, Groups
+from onward.delivery.share import Share
 from onward.log.check import Check
 from onward.log.disk import Disk
 from onward.log.log import Log, LogLimits
 from onward.log.memory_disk import MemoryDisk
-from onward.log.recovery import Apply, list_segments, open_log, scan
-from onward.message.entry import Entry, Kind
+from onward.log.recovery import list_segments, open_log, scan
+from onward.message.entry import Kind
 
 Windows = dict[int, dict[int, tuple[int, int]]]
 """Producer id -> sequence -> (offset, event id)."""
@@ -56,6 +58,46 @@ def compare_folds(disk: Disk, folder: str) -> list[str]:
     ]
 
 
+def compare_to_fold(groups: Groups, disk: Disk, folder: str) -> list[str]:
+    """Return what the groups of a running broker mean and its log does not say."""
+    return list(compare_groups(groups, _Fold(copy_folder(disk, folder), folder).groups))
+
+
+def compare_groups(groups: Groups, others: Groups) -> Iterator[str]:
+    """Say where two groups of the same name differ in what is durable."""
+    for name in sorted({*groups.by_name, *others.by_name}):
+        one, other = groups.by_name.get(name), others.by_name.get(name)
+        if one is None or other is None:
+            yield f"group {name!r} exists, or does not"
+            continue
+        if (one.record, one.positions) != (other.record, other.positions):
+            yield f"group {name!r} is {one.record} {one.positions}, or {other.record}"
+        yield from _compare_shares(name, one, other)
+
+
+def _compare_shares(name: str, one: Group, other: Group) -> Iterator[str]:
+    for topic in sorted({*one.shares, *other.shares}):
+        share, also = one.shares.get(topic), other.shares.get(topic)
+        if share is None or also is None:
+            yield f"group {name!r} has begun with {topic!r}, or has not"
+        elif _durable(share) != _durable(also):
+            yield f"group {name!r} has {_durable(share)} of {topic!r}, or {_durable(also)}"
+        else:
+            # Who was woken waits no more: that is not written, because time says it again.
+            both = share.retries.keys() & also.retries.keys()
+            if any(share.retries[offset] != also.retries[offset] for offset in both):
+                yield f"group {name!r} waits for {share.retries} of {topic!r}, or {also.retries}"
+
+
+def _durable(share: Share) -> tuple[object, ...]:
+    # Two ways to write the same: the mark may stand anywhere behind what is finished.
+    mark = share.mark
+    unfinished = list(share.open)
+    if unfinished and unfinished[-1][1] == mark:
+        mark = unfinished.pop()[0]
+    return mark, unfinished, share.attempts, share.dead
+
+
 def _check(disk: Disk, folder: str) -> Iterator[str]:
     if list_segments(disk, folder):
         check = Check(disk, folder)
@@ -68,20 +110,11 @@ class _Fold:
     """A log that was opened, and what it means."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        self.catalogue = Catalogue()
-        self.producers = Producers()
-        self.log: Log = open_log(disk, folder, limits=LogLimits(), load=self._load).log
-
-    def _load(self, saved: bytes) -> Apply:
-        if saved:
-            state = msgspec.msgpack.decode(saved, type=SavedState)
-            self.catalogue = Catalogue.load(state.catalogue)
-            self.producers = Producers.load(state.producers)
-        return self._apply
-
-    def _apply(self, entry: Entry, body: memoryview) -> None:
-        self.catalogue.apply(entry, body)
-        self.producers.apply(entry, body)
+        folding = _Folding()
+        self.log: Log = open_log(disk, folder, limits=LogLimits(), load=folding.load).log
+        self.catalogue = folding.catalogue
+        self.producers = folding.producers
+        self.groups = folding.groups
 
     def entries_of(self, topic: Topic, first_offset: int) -> bytes:
         """Return all entries of a topic from `first_offset` on."""
@@ -114,6 +147,7 @@ def _compare_state(one: _Fold, other: _Fold) -> Iterator[str]:
     if _records(one) != _records(other):
         yield f"topics are {_records(one)}, or {_records(other)}"
     yield from _compare_windows(_windows(one), _windows(other))
+    yield from compare_groups(one.groups, other.groups)
 
 
 def _compare_windows(one: Windows, other: Windows) -> Iterator[str]:

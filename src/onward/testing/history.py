@@ -20,6 +20,7 @@ from typing import Literal
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.errors import Conflict, OnwardError, OutcomeUnknown, TopicEnded
 from onward.message.message import Message
+from onward.testing.group_history import GroupHistory
 
 Outcome = Literal["pending", "acked", "refused", "unknown"]
 TopicKind = Literal["kept", "trimmed", "brief", "volatile"]
@@ -35,6 +36,9 @@ class Attempt:
     number: int
     """Counts the attempts of a producer, in the order of its calls."""
     body: bytes
+    key: str | None = None
+    tag: str | None = None
+    priority: int | None = None
     outcome: Outcome = "pending"
     offset: int = -1
     event_id: int = -1
@@ -62,12 +66,17 @@ class History:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     acked_topics: set[str] = field(default_factory=set)
+    groups: GroupHistory = field(default_factory=GroupHistory)
 
     def attempt(self, topic: str, *, producer: int, number: int, padding: int) -> Attempt:
         """Note a publish that is about to be made; its body is like no other one."""
         name = f"{producer}-{number}"
         body = f"{name} {topic} ".encode().ljust(padding, b"%d" % (number % 10))
         attempt = self.attempts[name] = Attempt(name, topic, producer, number, body)
+        # Few keys, so that they meet; some messages have none.
+        attempt.key = f"k{number % 8}" if number % 8 else None
+        attempt.tag = "odd" if number % 2 else f"even,{number % 10}"
+        attempt.priority = number % 3 or None
         return attempt
 
     def settle(
@@ -91,6 +100,7 @@ class History:
         """Return how many attempts had which outcome, and how many messages were read."""
         found: Counter[str] = Counter(one.outcome for one in self.attempts.values())
         found["attempts"] = len(self.attempts)
+        found.update(self.groups.count())
         found["read"] = sum(len(reading.messages) for reading in self.readings)
         return found
 
@@ -100,6 +110,15 @@ def is_definite(error: BaseException) -> bool:
     if isinstance(error, Conflict):
         return isinstance(error, TopicEnded)  # any other: the broker no longer knows
     return isinstance(error, OnwardError) and not isinstance(error, OutcomeUnknown)
+
+
+def id_of(message: Message) -> str:
+    """Return which attempt a message says that it is.
+
+    >>> id_of(Message("kept-0", 7, b"3-12 kept-0 "))
+    '3-12'
+    """
+    return message.body.partition(b" ")[0].decode("ascii", "replace")
 
 
 def kind_of(topic: str) -> TopicKind:

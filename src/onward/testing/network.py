@@ -65,6 +65,8 @@ class LossyNetwork:
         self._partitions: set[frozenset[str]] = set()
         # A dict for its order: a set would be in another one in each run.
         self._open: dict[LossyTransport, None] = {}
+        # Told of each end that is over, the name of its machine first; a death tells nobody.
+        self.on_end: Callable[[str, str], None] = lambda name, peer_name: None
         self._waiting: dict[LossyTransport, None] = {}
 
     def listen(self, address: str, protocol_factory: ProtocolFactory) -> None:
@@ -152,7 +154,9 @@ class LossyNetwork:
 
     def forget(self, end: LossyTransport) -> None:
         """Take the news that an end is over."""
-        self._open.pop(end, None)
+        if end in self._open:
+            del self._open[end]
+            self.on_end(end.name, end.peer_name)
 
     def _accept(self, source: str, address: str) -> LossyTransport:
         """Connect the server's end; the client's stays silent until the client knows of it."""

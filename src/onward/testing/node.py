@@ -28,7 +28,7 @@ from onward.settings import Settings
 from onward.testing.commit import SimulatedCommit
 from onward.testing.disk import FaultyDisk
 from onward.testing.fold import compare_folds
-from onward.testing.loop import VirtualClock
+from onward.testing.loop import VirtualClock, running_loop
 from onward.testing.network import LossyNetwork
 
 NAME = "broker"
@@ -49,6 +49,7 @@ class SimulatedNode:
         self.disk = disk
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.deaths_us: list[int] = []
         self.pause_ms_max = 2_000
         self.broker: Broker | None = None
         self._settings = settings
@@ -92,6 +93,7 @@ class SimulatedNode:
         else:
             self.disk.kill()
         self.counts[death] += 1
+        self.deaths_us.append(running_loop().now_us)
         self._trace(f"broker died: {why} ({death})")
         if broker is not None:
             broker.fail(RuntimeError(why))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from onward.settings import LogSettings, ServerSettings, Settings
+from onward.testing.group_history import GroupPlan
 from onward.testing.history import TopicKind
 
 TROUBLES = (
@@ -31,6 +32,13 @@ class Scenario:
     trouble_ms: int
     pause_ms_max: int
     executor_ms_max: int
+    groups: tuple[GroupPlan, ...]
+
+    @property
+    def late_us(self) -> int:
+        """How long something may be on its way to a member."""
+        is_slow = {"slow network", "partition"} & set(self.troubles)
+        return 30_000_000 if is_slow else 3_000_000
 
     @classmethod
     def choose(cls, random: Random, *, troubles: tuple[str, ...] | None = None) -> Scenario:
@@ -41,15 +49,20 @@ class Scenario:
         """
         chosen = tuple(random.sample(TROUBLES, random.randint(1, 6)))
         is_bounded = random.random() < 0.2
+        topics = _topics(random, "trimmed" if is_bounded else "kept")
         return cls(
             troubles=chosen if troubles is None else troubles,
             settings=_settings(random, retention_bytes=60_000 if is_bounded else 0),
             publishers=random.randint(1, 4),
             followers=random.randint(1, 4),
-            topics=_topics(random, "trimmed" if is_bounded else "kept"),
+            topics=topics,
             trouble_ms=random.choice((10_000, 30_000, 60_000)),
             pause_ms_max=random.choice((20, 200, 1_000)),
             executor_ms_max=random.choice((1, 5, 50, 300)),
+            groups=tuple(
+                GroupPlan.choose(random, f"g{number}", topics)
+                for number in range(random.choice((0, 1, 1, 2, 3)))
+            ),
         )
 
 

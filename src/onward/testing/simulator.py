@@ -25,20 +25,33 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 
 from onward.client.client import Client
-from onward.errors import Corruption, OffsetOutOfRange, OnwardError, TopicEnded, UnknownTopic
+from onward.errors import (
+    Corruption,
+    OffsetOutOfRange,
+    OnwardError,
+    TopicEnded,
+    UnknownGroup,
+    UnknownTopic,
+)
 from onward.message.message import Message
 from onward.testing.checker import Drains, check
 from onward.testing.commit import SimulatedCommit
 from onward.testing.disk import FaultyDisk
+from onward.testing.fold import compare_to_fold
+from onward.testing.group_history import Buried, GroupPlan
 from onward.testing.history import History, kind_of
 from onward.testing.loop import VirtualClock, run, running_loop
+from onward.testing.members import Member, Sweeper
 from onward.testing.network import LossyNetwork
-from onward.testing.node import Sabotage, SimulatedNode
+from onward.testing.node import NAME, Sabotage, SimulatedNode
+from onward.testing.operator import Operator
 from onward.testing.scenario import Scenario
 from onward.testing.trouble import CAPACITY_BYTES, Trouble
 from onward.testing.workload import Follower, Publisher, TopicKeeper, World
 
 T = TypeVar("T")
+Graves = dict[str, dict[tuple[str, int], Buried]]
+Program = Publisher | Follower | TopicKeeper | Member | Operator
 
 TRACE_LINES_MAX = 300
 VIOLATIONS_SHOWN_MAX = 10
@@ -108,10 +121,13 @@ class Simulation:
         self._loop = running_loop()
         self._lines: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self._history = History()
+        self._history.groups.late_us = scenario.late_us
+        self._history.groups.plans = {plan.name: plan for plan in scenario.groups}
         self._rotten = 0
         clock = VirtualClock(self._loop)
         network = LossyNetwork(self._loop, chance())
         self._disk = FaultyDisk(chance(), capacity_bytes=CAPACITY_BYTES)
+        network.on_end = self._note_end
         self._node = SimulatedNode(
             scenario.settings, disk=self._disk, clock=clock, network=network, random=chance(),
             trace=self._trace, commit=commit, sabotage=sabotage,
@@ -139,6 +155,7 @@ class Simulation:
             raise self._failure(
                 [*self._violations(), f"{type(error).__name__}: {error}"]
             ) from error
+        self._history.groups.deaths_us = self._node.deaths_us
         violations = [*self._violations(), *check(self._history, drains)]
         if violations:
             raise self._failure(violations)
@@ -157,10 +174,22 @@ class Simulation:
         await asyncio.gather(*programs)
         return await self._drain_twice()
 
-    def _programs(self) -> list[Publisher | Follower | TopicKeeper]:
+    def _programs(self) -> list[Program]:
         publishers = [Publisher(self._world, f"p{n}") for n in range(self._scenario.publishers)]
         followers = [Follower(self._world, f"f{n}") for n in range(self._scenario.followers)]
-        return [*publishers, *followers, TopicKeeper(self._world, "topics")]
+        plans = self._scenario.groups
+        members = [
+            Member(self._world, plan, f"{plan.name}-m{number}")
+            for plan in plans
+            for number in range(plan.members)
+        ]
+        operator = Operator(self._world, [one for one in plans if one.is_operated], "operator")
+        topics = TopicKeeper(self._world, "topics")
+        return [*publishers, *followers, topics, *members, operator]
+
+    def _note_end(self, name: str, peer_name: str) -> None:
+        machine = peer_name if name == NAME else name
+        self._history.groups.losses_us.setdefault(machine, []).append(self._loop.now_us)
 
     # --- peace -------------------------------------------------------------------------------
 
@@ -169,8 +198,11 @@ class Simulation:
         client, producer = await _within("open a client", self._world.opened("drain"))
         await self._publish_once_more(client, producer)
         drains = await _within("drain", self._drain(client))
+        dead = await self._sweep(client)
         self._node.die("power", "between two drains")
         again = await _within("drain again", self._drain(client))
+        if dead != await self._sweep(client):
+            self._world.violations.append("G1: dead letters changed by a restart in peace")
         is_bounded = self._scenario.settings.log.retention_bytes > 0
         for topic, messages in drains.items():
             may_change = is_bounded or kind_of(topic) in ("trimmed", "brief")
@@ -186,7 +218,14 @@ class Simulation:
             if kind_of(topic) == "brief":
                 continue
             attempt = self._history.attempt(topic, producer=producer, number=number, padding=9)
-            publish = client.publish(topic, attempt.body, key=attempt.id, durability="disk")
+            publish = client.publish(
+                topic,
+                attempt.body,
+                key=attempt.key,
+                tag=attempt.tag,
+                priority=attempt.priority,
+                durability="disk",
+            )
             receipt = await _within(f"publish to {topic!r}", publish)
             self._history.settle([attempt], receipt)
 
@@ -209,6 +248,38 @@ class Simulation:
                 if kind_of(topic) != "brief":
                     raise
                 return []
+
+    async def _sweep(self, client: Client) -> Graves:
+        """Let each group finish all that it has; return its dead letters."""
+        graves = self._history.groups.dead
+        graves.clear()
+        for plan in list(self._history.groups.plans.values()):
+            sweeper = Sweeper(self._world, plan, f"{plan.name}-sweeper")
+            await sweeper.sweep(client)
+            graves[plan.name] = await _within("list the dead", self._dead_letters(client, plan))
+        await self._compare_groups()
+        return {
+            name: {place: one for place, one in dead.items() if kind_of(place[0]) == "kept"}
+            for name, dead in graves.items()
+        }
+
+    async def _dead_letters(self, client: Client, plan: GroupPlan) -> dict[tuple[str, int], Buried]:
+        try:
+            return {
+                (one.topic, one.offset): Buried(one.attempts, one.cause, one.member)
+                async for one in client.dead_letters(plan.name)
+            }
+        except UnknownGroup:
+            return {}
+
+    async def _compare_groups(self) -> None:
+        """What the running broker believes of its groups is what its log says."""
+        broker = await self._node.running()
+        with self._disk.without_faults():
+            differences = compare_to_fold(
+                broker.consuming.groups, self._disk, self._scenario.settings.log.folder
+            )
+        self._world.violations += [f"a running broker differs: {one}" for one in differences]
 
     # --- rot ---------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Trouble:
         self._clock = clock
         self._random = random
         self._trace = trace
+        self._clock_ahead_ms = 0
 
     async def make(self) -> None:
         """Make trouble for as long as the scenario says."""
@@ -59,6 +60,8 @@ class Trouble:
         self._network.cut_chance = 0.0
         self._network.delay_ms_max = 20
         self._network.heal()
+        # What is due at a time that the clock showed before must not wait for hours.
+        self._clock.jump(self._clock_ahead_ms)
         self._node.pause_ms_max = 100
         self._node.die("power", "the last time")
 
@@ -91,6 +94,7 @@ class Trouble:
                 jump_ms = self._random.choice((-3_600_000, -5_000, 100, 5_000, 3_600_000))
                 self._trace(f"the clock jumps by {jump_ms} ms")
                 self._clock.jump(jump_ms)
+                self._clock_ahead_ms = max(0, self._clock_ahead_ms - jump_ms)
             case "full disk":
                 await self._fill_disk()
 

@@ -16,6 +16,7 @@ from typing import Any
 from onward.broker.catalogue import Rule
 from onward.client.address import Address
 from onward.client.client import Client, DurabilityName
+from onward.client.delivery import Delivery
 from onward.client.link import Link
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.errors import (
@@ -26,9 +27,11 @@ from onward.errors import (
     Unavailable,
     UnknownTopic,
 )
+from onward.message.message import Message
 from onward.protocol.payloads import Durability
+from onward.testing.group_history import GroupPlan, Handed, Stint
 from onward.testing.history import Attempt, History, Reading, kind_of
-from onward.testing.loop import VirtualClock
+from onward.testing.loop import VirtualClock, running_loop
 from onward.testing.network import LossyNetwork
 from onward.testing.node import NAME, Trace
 
@@ -37,6 +40,7 @@ UNANSWERED_MAX = 300
 READ_MAX = 400
 # A run is as long as its seed says, but has no more messages than are quick to check.
 ATTEMPTS_MAX = 2_000
+HANDED_MAX = 8_000
 
 
 class World:
@@ -55,6 +59,29 @@ class World:
         self.violations: list[str] = []
         self._random = random
         self._producers = 0
+
+    def now_us(self) -> int:
+        """Return the time of the run."""
+        return running_loop().now_us
+
+    @property
+    def has_handed_enough(self) -> bool:
+        """Tell whether members have seen so much that checking more would take long."""
+        return len(self.history.groups.handed) >= HANDED_MAX
+
+    def begin_stint(self, plan: GroupPlan, machine: str) -> Stint:
+        """Note that a program is about to join a group."""
+        stint = Stint(plan, machine, self.now_us())
+        self.history.groups.stints.append(stint)
+        return stint
+
+    def hand(self, stint: Stint, delivery: Delivery) -> Handed:
+        """Note that a member got a message."""
+        # A plain message: a delivery that is kept would keep its lease, too.
+        message = Message(*(getattr(delivery, name) for name in Message.__struct_fields__))
+        handed = Handed(stint, message, delivery.attempt, delivery.lease, self.now_us())
+        self.history.groups.handed.append(handed)
+        return handed
 
     def pause_ms(self) -> int:
         """Return the longest pause between two publishes: a long one once there is enough."""
@@ -159,7 +186,10 @@ class Publisher:
         try:
             if len(attempts) == 1:
                 one = attempts[0]
-                future = client.publish_soon(topic, one.body, key=one.id, durability=durability)
+                future = client.publish_soon(
+                    topic, one.body, key=one.key, tag=one.tag, priority=one.priority,
+                    durability=durability,
+                )  # fmt: skip
             else:
                 future = asyncio.get_running_loop().create_task(self._many(client, topic, attempts))
         except OnwardError as error:
@@ -170,7 +200,8 @@ class Publisher:
 
     async def _many(self, client: Client, topic: str, attempts: list[Attempt]) -> BatchReceipt:
         return await client.publish_many(
-            topic, [one.body for one in attempts], keys=[one.id for one in attempts],
+            topic, [one.body for one in attempts], keys=[one.key for one in attempts],
+            tags=[one.tag for one in attempts], priorities=[one.priority for one in attempts],
             durability=_durability(topic),
             compression=self._random.choice((None, None, "zstd", "lz4")),
         )  # fmt: skip

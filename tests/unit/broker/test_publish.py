@@ -421,6 +421,62 @@ async def test_large_batches_of_one_commit_become_several_entries() -> None:
     await broker.stop()
 
 
+async def test_publishes_to_many_topics_share_a_commit_and_each_gets_its_own_receipt() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    speakers = [await Speaker.to(broker) for _ in range(3)]
+    said = []
+    for number in range(40):
+        # Of each connection some stand together; of each topic there are several, large and small.
+        speaker, topic = speakers[number // 2 % 3], f"topic-{number % 15}"
+        body = bytes([number]) * (5_000 if number % 7 == 0 else number)
+        said.append((speaker, topic, body, speaker.say_publish(topic, [body])))
+    await turns()
+    while held(broker).held:
+        held(broker).release()
+        await turns()
+    assert broker.publishing.published_count == 40
+    stored = {topic: await speakers[0].read(topic) for _, topic, _, _ in said}
+    assert sum(map(len, stored.values())) == 40
+    for speaker, topic, body, request_id in said:
+        answer = speaker.answer(request_id)
+        assert isinstance(answer, Published)
+        assert stored[topic][answer.base_offset] == body
+    await broker.stop()
+
+
+async def test_a_topic_that_ended_and_was_created_again_gets_what_is_published_from_then_on() -> (
+    None
+):
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    await speaker.publish("others")
+    for life in (b"first", b"second"):
+        answers = [await speaker.publish("orders", [life]) for _ in range(3)]
+        assert [a.base_offset for a in answers if isinstance(a, Published)] == [0, 1, 2]
+        assert await speaker.read("orders") == [life] * 3
+        await speaker.request("topic.delete", topic="orders")
+        assert isinstance(await speaker.publish("others"), Published)
+    await broker.stop()
+
+
+async def test_a_topic_whose_creation_was_refused_is_created_by_the_next_publish() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    refused = speaker.say_publish("orders")
+    await turns()
+    held(broker).held.pop()[2](DiskFull("the disk is full"))
+    await turns()
+    broker.publishing.disk_is_full = False
+    stored = speaker.say_publish("orders")
+    await turns()
+    held(broker).release()
+    await turns()
+    assert speaker.answer(refused) == "disk_full"
+    assert speaker.answer(stored) == Published(0, 2, Durability.DISK, False)
+    assert await speaker.read("orders") == [b"body"]
+    await broker.stop()
+
+
 async def test_a_stopping_broker_answers_what_it_took_and_takes_nothing_new() -> None:
     broker = await open_broker(commit=HeldCommit)
     speaker = await Speaker.to(broker)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from onward.errors import Corruption
 from onward.message.entry import (
+    COPIED_BYTES_MAX,
     HEADER_BYTES,
     Draft,
     Kind,
     decode_gap,
+    encode_entries,
     encode_entry,
     encode_gap,
     entry_heads,
@@ -48,6 +50,38 @@ def test_an_entry_written_once_is_read_for_ever() -> None:
 @given(st.binary(max_size=40))
 def test_an_entry_is_always_a_multiple_of_eight_bytes(body: bytes) -> None:
     assert len(encoded(DRAFT._replace(parts=[body]))) % 8 == 0
+
+
+SIZES = st.one_of(st.integers(0, 40), st.integers(COPIED_BYTES_MAX - 20, COPIED_BYTES_MAX + 20))
+
+
+@given(st.lists(st.lists(SIZES, min_size=1, max_size=3), max_size=8))
+def test_entries_of_one_commit_read_back_as_they_were_written(shape: list[list[int]]) -> None:
+    drafts = [
+        Draft(Kind.MESSAGES, 5, 1 + number, number, len(sizes), [bytes([7]) * n for n in sizes])
+        for number, sizes in enumerate(shape)
+    ]
+    buffers, entries = encode_entries(
+        drafts, position=800, index=10, term=1, previous_crc=3, synced_index=9
+    )
+    written, crc = b"".join(buffers), 3
+    for number, (draft, entry) in enumerate(zip(drafts, entries, strict=True)):
+        assert entry == read_entry(written, entry.position - 800, position=800)
+        assert (entry.index, entry.previous_crc) == (10 + number, crc)
+        alone, length, crc = encode_entry(
+            draft, index=entry.index, term=1, previous_crc=crc, synced_index=9
+        )
+        assert (length, crc) == (entry.length, entry.crc)
+        assert written[entry.position - 800 :].startswith(b"".join(alone))
+    assert len(written) == (entries[-1].end - 800 if entries else 0)
+
+
+def test_small_bodies_share_a_buffer_and_a_large_one_is_not_copied() -> None:
+    large = bytes(100_001)
+    drafts = [DRAFT._replace(parts=[body]) for body in (b"a", b"b", large, b"c", b"d")]
+    buffers, _ = encode_entries(drafts, position=0, index=1, term=0, previous_crc=0, synced_index=0)
+    assert len(buffers) == 3
+    assert buffers[1] is large
 
 
 def test_every_flipped_bit_of_an_entry_is_found() -> None:

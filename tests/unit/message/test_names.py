@@ -1,7 +1,7 @@
 import pytest
 
 from onward.errors import InvalidName
-from onward.message.names import check_group_name, check_topic_name
+from onward.message.names import check_group_name, check_member_name, check_topic_name
 
 
 @pytest.mark.parametrize("name", ["a", "orders.eu-1", "A_b", "...", "-", "x" * 128])
@@ -51,3 +51,24 @@ def test_a_hostile_name_neither_floods_nor_colours_the_error() -> None:
         check_topic_name("\x1b[31m" + "x" * 10_000)
     assert len(str(caught.value)) < 200
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a", "ann@host (4711)", "größe 7", "x" * 128])
+def test_a_member_may_have_a_name_that_people_can_read(name: str) -> None:
+    assert check_member_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("", "at least one"),
+        ("x" * 129, "at most 128"),
+        ("a\nb", "printable"),
+        ("\x1b[31m", "printable"),
+        ("\ud800", "printable"),
+    ],
+)
+def test_a_refused_name_of_a_member_says_which_rule_it_breaks(name: str, rule: str) -> None:
+    with pytest.raises(InvalidName, match=rule) as caught:
+        check_member_name(name)
+    assert str(caught.value).isprintable()

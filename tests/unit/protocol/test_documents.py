@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from onward.message.batch import encode_batch
+from onward.protocol.deliveries import ack_frame, delivery_head
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import Durability, publish_head, published_frame
 
@@ -35,6 +36,16 @@ def test_the_publish_in_the_protocol_document_is_what_is_sent() -> None:
 def test_the_published_in_the_protocol_document_is_what_is_answered() -> None:
     answer = published_frame(2, 100, 12, Durability.DISK)
     assert shown("protocol.md", "published") == answer.hex(" ")
+
+
+def test_the_delivery_in_the_protocol_document_is_what_is_sent() -> None:
+    grants = [(100, 103, 1), (107, 109, 2)]
+    head = delivery_head(3, "orders", grants, delivery=9, lease_ms=30_000, entries_bytes=72)
+    assert shown("protocol.md", "delivery") == head.hex(" ")
+
+
+def test_the_ack_in_the_protocol_document_is_what_is_sent() -> None:
+    assert shown("protocol.md", "ack") == ack_frame(4, 3, [(9, 100, 103)]).hex(" ")
 
 
 @pytest.mark.parametrize("kind", Kind)

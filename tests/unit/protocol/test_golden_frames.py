@@ -6,6 +6,15 @@ from pathlib import Path
 import pytest
 
 from onward.protocol.connection import ClientConnection, ServerConnection
+from onward.protocol.deliveries import (
+    Consume,
+    decode_ack,
+    decode_consume,
+    decode_delivery,
+    decode_more,
+    decode_settle,
+    decode_settled,
+)
 from onward.protocol.frames import PREFACE, Kind, frame
 from onward.protocol.payloads import Hello
 from onward.protocol.receiver import Frame, Receiver
@@ -22,14 +31,17 @@ def frames_in(name: str) -> list[Frame]:
     return receiver.received(len(stream))
 
 
-@pytest.mark.parametrize("name", ["frames_client.bin", "frames_broker.bin"])
+FILES = ["frames_client.bin", "frames_broker.bin", "frames_member.bin", "frames_deliveries.bin"]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_frames_are_written_with_the_same_bytes_as_ever(name: str) -> None:
     today = MAKE[name.removeprefix("frames_").removesuffix(".bin") + "_frames"]()
     assert today.hex(" ", 4) == (GOLDEN / name).read_bytes().hex(" ", 4)
 
 
 def test_the_golden_files_hold_a_frame_of_every_kind() -> None:
-    kinds = {kind for name in ("client", "broker") for kind, *_ in frames_in(f"frames_{name}.bin")}
+    kinds = {kind for name in FILES for kind, *_ in frames_in(name)}
     assert kinds == set(Kind)
 
 
@@ -50,3 +62,25 @@ def test_the_golden_hello_is_taken_by_a_broker() -> None:
     server.buffer(shared)[: len(stream)] = stream
     server.received(len(stream))
     assert server.hello == Hello(version=1, client="golden", host="example", pid=77, token="secret")
+
+
+def test_the_golden_deliveries_still_say_what_they_said() -> None:
+    delivery, done, refused = [payload for _, _, payload in frames_in("frames_deliveries.bin")]
+    front = decode_delivery(delivery)
+    assert front == (9, 30_000, "orders", [(100, 103, 1), (107, 109, 2)], 80)
+    assert delivery[front.entries_at :] == bytes(range(72))
+    assert decode_settled(done) == []
+    assert decode_settled(refused) == [(1, 105, 107)]
+
+
+def test_the_golden_frames_of_a_member_still_say_what_they_said() -> None:
+    consume, more, less, ack, acks, settle = [one for _, _, one in frames_in("frames_member.bin")]
+    wish = {"mode": "ordered", "lease_ms": 10_000}
+    joining = Consume("billing", ("orders", "refunds"), "b-1", 100, wish, refuse=True)
+    assert decode_consume(consume) == joining
+    assert (decode_more(more), decode_more(less)) == (50, -7)
+    assert decode_ack(ack) == (3, [(1, 100, 103)])
+    assert decode_ack(acks) == (3, [(1, 105, 107), (2, 0, 1), (2, 7, 2**40)])
+    assert [row.do for row in decode_settle(settle).rows] == [
+        *("retry", "reject", "release", "renew"),
+    ]

@@ -164,6 +164,6 @@ def test_a_topic_that_is_not_text_is_an_invalid_name() -> None:
 @given(st.binary(max_size=40))
 def test_garbage_in_any_payload_is_an_error_of_ours(garbage: bytes) -> None:
     for name in dir(payloads):
-        if name.startswith("decode_") and name != "decode_fields":
+        if name.startswith("decode_") and name not in ("decode_fields", "decode_json"):
             with contextlib.suppress(OnwardError):
                 getattr(payloads, name)(garbage)

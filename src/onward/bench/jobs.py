@@ -1,0 +1,275 @@
+"""jobs: 64 handlers that work for 1 ms each, one ack per message, while others publish.
+
+One program publishes (64 tasks that each await a durable publish, at most 1,000 jobs ahead) and
+handles what comes; the figure is the jobs handled per second. Each system at its best: 64 handlers
+work at a time, and an answer is awaited after that, outside of the 64.
+
+    onward      an App with concurrency=64: return = ack, durable
+    redis-py    XADD, XREADGROUP COUNT 64 and one XACK per job; acks and publishes share pipelines
+    postgresql  a table with SKIP LOCKED, through asyncpg. Two ways to write it, the better counts:
+                one transaction around the work (DELETE ... RETURNING, work, COMMIT; 64
+                connections), or rows claimed by 64 and deleted one by one (16 connections)
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import uvloop
+
+import onward
+from onward.bench.clients import GROUP, STREAM, Pipelined, postgresql_pool, redis_client
+from onward.bench.peers import REDIS_PY, REDIS_PY_HIREDIS, Server, beside
+from onward.bench.report import Options, Report, rounded, typical
+from onward.bench.rounds import alternate
+
+HANDLERS = 64
+PUBLISHERS = 64
+AHEAD_MAX = 1_000
+WORK_S = 0.001
+SECONDS = 5.0
+WARM_UP_S = 1.0
+ROUNDS = 3
+BODY = bytes(range(200))
+POSTGRESQL_CONNECTIONS = 16
+IDLE_S = 0.001
+
+
+class System(Protocol):
+    """One system under the same load."""
+
+    async def publish(self) -> object:
+        """Publish one job and wait until it is durable."""
+
+    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Handle jobs until cancelled: at most 64 at a time do their `work`; ack each."""
+
+
+@dataclass
+class Load:
+    """What is published and handled."""
+
+    handled: int = 0
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AHEAD_MAX))
+
+    async def work(self) -> None:
+        """Do one job."""
+        await asyncio.sleep(WORK_S)
+        self.handled += 1
+        self.room.release()
+
+    async def publish_on(self, publish: Callable[[], Awaitable[object]]) -> None:
+        """Publish one job after another, not too far ahead."""
+        while True:
+            await self.room.acquire()
+            await publish()
+
+
+def run(options: Options) -> Report:
+    """Measure jobs per second."""
+    systems = {
+        "onward": _onward,
+        REDIS_PY: partial(_redis, client=REDIS_PY),
+        REDIS_PY_HIREDIS: partial(_redis, client=REDIS_PY_HIREDIS),
+        "postgresql": partial(_postgresql, is_claimed=False),
+        "postgresql+claims": partial(_postgresql, is_claimed=True),
+    }
+    seconds = options.seconds or SECONDS
+    clients = {name: partial(_measure, opened, seconds) for name, opened in systems.items()}
+    compared = alternate(clients, options, rounds=ROUNDS, say=lambda rate: f"{rate:,.0f} jobs/s")
+    figures = compared.figures(typical)
+    ours = figures.pop("onward")
+    not_in_ratio = beside(figures, onward=ours)
+    return Report(
+        name="jobs",
+        unit="jobs/s",
+        onward=ours,
+        peers=figures,
+        missing=compared.missing,
+        durability="disk",
+        details={
+            name: {"settings": one.settings, "rounds": [rounded(rate) for rate in one.rounds]}
+            for name, one in compared.seen.items()
+            if one.rounds
+        }
+        | {"beside": not_in_ratio, "handlers": HANDLERS, "servers": compared.versions()},
+    )
+
+
+Opened = Callable[[Server], Any]
+
+
+def _measure(opened: Opened, seconds: float, server: Server) -> float:
+    return uvloop.run(_jobs_per_second(opened, server, seconds))
+
+
+async def _jobs_per_second(opened: Opened, server: Server, seconds: float) -> float:
+    load = Load()
+    async with opened(server) as system, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(system.consume(load.work))]
+        tasks += [group.create_task(load.publish_on(system.publish)) for _ in range(PUBLISHERS)]
+        await asyncio.sleep(WARM_UP_S)
+        before, started_at = load.handled, time.perf_counter()
+        await asyncio.sleep(seconds)
+        rate = (load.handled - before) / (time.perf_counter() - started_at)
+        for task in tasks:
+            task.cancel()
+    return rate
+
+
+async def each_in_a_slot(
+    jobs: AsyncIterator[Any],
+    work: Callable[[], Awaitable[None]],
+    ack: Callable[[Any], Awaitable[object]],
+) -> None:
+    """Work on 64 jobs at a time; the answer to each is awaited outside of the 64."""
+    slots = asyncio.Semaphore(HANDLERS)
+
+    async def handle(job: Any) -> None:
+        try:
+            await work()
+        finally:
+            slots.release()
+        await ack(job)
+
+    async with asyncio.TaskGroup() as group:
+        await slots.acquire()
+        async for job in jobs:
+            group.create_task(handle(job))
+            await slots.acquire()
+
+
+# --- onward ------------------------------------------------------------------------------------
+
+
+class _OnwardSystem:
+    def __init__(self, server: Server, mq: onward.Client) -> None:
+        self._address = f"127.0.0.1:{server.port}"
+        self._mq = mq
+
+    async def publish(self) -> object:
+        return await self._mq.publish(STREAM, BODY, durability="disk")
+
+    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+        app = onward.App(self._address)
+
+        @app.consumer(STREAM, group=GROUP, concurrency=HANDLERS)
+        async def handle(body: bytes) -> None:
+            await work()
+
+        await app.run(signals=False)
+
+
+@asynccontextmanager
+async def _onward(server: Server) -> AsyncIterator[System]:
+    async with onward.connect(f"127.0.0.1:{server.port}") as mq:
+        yield _OnwardSystem(server, mq)
+
+
+# --- redis -------------------------------------------------------------------------------------
+
+
+class _RedisSystem:
+    def __init__(self, redis: Any, line: Pipelined) -> None:
+        self._redis = redis
+        self._line = line
+
+    async def publish(self) -> object:
+        return await self._line.call("XADD", STREAM, "*", "b", BODY)
+
+    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+        await self._redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
+        await each_in_a_slot(self._jobs(), work, self._ack)
+
+    async def _jobs(self) -> AsyncIterator[bytes]:
+        while True:
+            found = await self._redis.xreadgroup(
+                GROUP, "one", {STREAM: ">"}, count=HANDLERS, block=1_000
+            )
+            for entry_id, _ in found[0][1] if found else ():
+                yield entry_id
+
+    async def _ack(self, entry_id: bytes) -> object:
+        return await self._line.call("XACK", STREAM, GROUP, entry_id)
+
+
+@asynccontextmanager
+async def _redis(server: Server, *, client: str) -> AsyncIterator[System]:
+    async with redis_client(server, client) as redis, asyncio.TaskGroup() as group:
+        line = Pipelined(redis)
+        carrying = group.create_task(line.run())
+        yield _RedisSystem(redis, line)
+        carrying.cancel()
+
+
+# --- postgresql --------------------------------------------------------------------------------
+
+TABLE = "CREATE TABLE jobs (id bigserial PRIMARY KEY, body bytea NOT NULL, claimed_at timestamptz)"
+# Claimed rows are out of the index that is searched, so that it stays short.
+INDEX = "CREATE INDEX free ON jobs (id) WHERE claimed_at IS NULL"
+INSERT = "INSERT INTO jobs (body) VALUES ($1)"
+TAKE = """
+DELETE FROM jobs WHERE id = (SELECT id FROM jobs ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING body"""
+CLAIM = """
+UPDATE jobs SET claimed_at = now() WHERE id IN (
+    SELECT id FROM jobs WHERE claimed_at IS NULL ORDER BY id FOR UPDATE SKIP LOCKED LIMIT $1)
+RETURNING id, body"""
+DELETE = "DELETE FROM jobs WHERE id = $1"
+
+
+class _Transactions:
+    """The work is done inside the transaction that removes its row."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    async def publish(self) -> object:
+        return await self._pool.execute(INSERT, BODY)
+
+    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(HANDLERS):
+                group.create_task(self._handle_on(work))
+
+    async def _handle_on(self, work: Callable[[], Awaitable[None]]) -> None:
+        async with self._pool.acquire() as connection:
+            while True:
+                async with connection.transaction():
+                    found = await connection.fetchval(TAKE)
+                    if found is not None:
+                        await work()
+                if found is None:
+                    await asyncio.sleep(IDLE_S)
+
+
+class _Claims(_Transactions):
+    """Many rows are claimed at once; each is deleted, and that committed, when its job is done."""
+
+    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+        await each_in_a_slot(self._jobs(), work, self._ack)
+
+    async def _jobs(self) -> AsyncIterator[int]:
+        while True:
+            found = await self._pool.fetch(CLAIM, HANDLERS)
+            for row in found:
+                yield row["id"]
+            if not found:
+                await asyncio.sleep(IDLE_S)
+
+    async def _ack(self, job_id: int) -> object:
+        return await self._pool.execute(DELETE, job_id)
+
+
+@asynccontextmanager
+async def _postgresql(server: Server, *, is_claimed: bool) -> AsyncIterator[System]:
+    connections = POSTGRESQL_CONNECTIONS + (0 if is_claimed else HANDLERS)
+    async with postgresql_pool(server, connections=connections) as pool:
+        await pool.execute(TABLE)
+        if is_claimed:
+            await pool.execute(INDEX)
+        yield (_Claims if is_claimed else _Transactions)(pool)

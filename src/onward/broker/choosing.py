@@ -1,0 +1,296 @@
+"""Where the next messages of a group come from: the share itself, or a look ahead into the log.
+
+    plain     share ─ take ─▶ granted
+    filtered  share ─ take ─▶ looked at ─▶ wanted ─▶ granted
+    choosy    share ─ take ─▶ looked at ─▶ lanes (per key, tenant, priority) ─▶ granted
+
+Only groups that filter or choose pay for looking at messages. What was looked at is bounded; what
+is not granted goes back to the share when the last member leaves. An ordered group looks at what
+waits for a retry before anything else: later messages of those keys must stay behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+from onward.delivery.lanes import HELD_MAX, Lanes
+from onward.delivery.ranges import Range, Ranges, offsets_of, ranges_of
+from onward.delivery.trace import Trace
+
+if TYPE_CHECKING:
+    from onward.broker.catalogue import Topic
+    from onward.broker.lookahead import LookAhead, Looked
+    from onward.delivery.record import GroupRecord
+    from onward.delivery.share import Share
+
+logger = logging.getLogger("onward.consume")
+
+LOOK_MAX = 4_096
+WANTED_MIN = 8_192
+"""With so many at hand a group does not look further."""
+CHOSEN_MAX = 64
+"""A grant of a choosy group is small: what is better may come next."""
+
+FINISHED = frozenset(("acked", "dead", "skipped", "filtered"))
+PARKED = frozenset(("retried", "expired", "lost"))
+
+
+class Source(Protocol):
+    """What can be granted of one topic to one group."""
+
+    share: Share
+
+    def available(self) -> int:
+        """Return how many offsets `take` could give."""
+        ...
+
+    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+        """Take at most `limit` offsets."""
+        ...
+
+    def give_back(self, ranges: list[Range]) -> None:
+        """Let ranges that were taken be taken again."""
+        ...
+
+    def applied(self, row: Trace) -> None:
+        """Follow what a durable row did to the share."""
+        ...
+
+    def next_ready_ms(self, now_ms: int) -> int | None:
+        """Return when a limit lets something through that waits now."""
+        ...
+
+    def close(self) -> None:
+        """Give everything that is not granted back to the share."""
+        ...
+
+
+class PlainSource:
+    """Everything, as it comes."""
+
+    def __init__(self, share: Share, topic: Topic, *, is_exclusive: bool) -> None:
+        self.share = share
+        self._topic = topic
+        self._is_exclusive = is_exclusive
+
+    def available(self) -> int:
+        """Return how many offsets `take` could give."""
+        fresh = self._topic.next_offset - self.share.head
+        return self.share.ready.count + (0 if self.share.is_full else max(0, fresh))
+
+    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+        """Take at most `limit` offsets."""
+        # Whoever takes over goes on where the one before was: nothing overtakes what comes again.
+        is_late = self._is_exclusive and bool(self.share.ready)
+        return self.share.take(
+            limit, end_offset=self._topic.next_offset, fresh=not is_late and not self.share.is_full
+        )
+
+    def give_back(self, ranges: list[Range]) -> None:
+        """Let ranges that were taken be taken again."""
+        self.share.give_back(ranges)
+
+    def applied(self, row: Trace) -> None:
+        """Nothing is kept here that a row could change."""
+
+    def next_ready_ms(self, now_ms: int) -> int | None:
+        """Nothing waits here."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is kept here."""
+
+
+class ChosenSource:
+    """What the group's filter wants, in the order that its lanes choose."""
+
+    def __init__(
+        self, share: Share, topic: Topic, *, record: GroupRecord, look_ahead: LookAhead,
+        wake: Callable[[], None], settle: Callable[[list[Trace]], None], now_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.share = share
+        self._topic = topic
+        self._record = record
+        self._look_ahead = look_ahead
+        self._wake = wake
+        self._settle = settle
+        self._now_ms = now_ms
+        self._lanes = Lanes(record) if record.is_choosy else None
+        self._wanted = Ranges()
+        self._parked: list[Range] = []
+        if record.mode == "ordered":
+            self._parked = ranges_of(share.retries)
+        self._looking: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def available(self) -> int:
+        """Return how many offsets `take` could give; look further when these are few."""
+        if self._lanes is not None:
+            self._lanes.wake(self._now_ms())
+        if self._at_hand < WANTED_MIN:
+            self._look_further()
+        return self._at_hand
+
+    @property
+    def _at_hand(self) -> int:
+        return self._wanted.count if self._lanes is None else self._lanes.ready_count
+
+    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+        """Take at most `limit` offsets: those that come first by the group's rules."""
+        if self._lanes is None:
+            return self._wanted.take(limit)
+        chosen = self._lanes.take(min(limit, CHOSEN_MAX), now_ms=now_ms)
+        if self._record.priorities:
+            # A delivery is read in the order of offsets: what must come after it comes with the
+            # next one.
+            first = next((n for n, (a, b) in enumerate(pairwise(chosen), 1) if a > b), len(chosen))
+            self._lanes.again(chosen[first:])
+            del chosen[first:]
+        return ranges_of(chosen)
+
+    def give_back(self, ranges: list[Range]) -> None:
+        """Let ranges that were taken be taken again."""
+        if self._lanes is None:
+            not_held = [part for one in ranges for part in self._wanted.gaps(*one)]
+            self.share.give_back(not_held)
+            return
+        known = self._lanes.held_in(ranges)
+        self._lanes.again(known)
+        rest = Ranges(ranges)
+        for offset in known:
+            rest.remove(offset, offset + 1)
+        self.share.give_back(list(rest))
+
+    def applied(self, row: Trace) -> None:
+        """Follow what a durable row did to the share."""
+        if row.did == "reset":
+            self._forget()
+        elif self._lanes is None:
+            if row.did in FINISHED or row.did in PARKED:
+                for start, end in row.ranges:
+                    self._wanted.remove(start, end)
+        elif row.did in FINISHED:
+            self._lanes.finish(self._lanes.held_in(row.ranges))
+        elif row.did in PARKED:
+            self._lanes.park(self._lanes.held_in(row.ranges))
+
+    def next_ready_ms(self, now_ms: int) -> int | None:
+        """Return when a limit of a key lets something through; None when nothing waits for one."""
+        return None if self._lanes is None else self._lanes.next_ready_ms(now_ms)
+
+    def close(self) -> None:
+        """Give everything that is not granted back to the share."""
+        self._is_closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self.share.give_back(list(self._wanted))
+        if self._lanes is not None:
+            self.share.give_back(ranges_of(self._lanes.drop_all()))
+        self._wanted.clear()
+
+    def _forget(self) -> None:
+        """The share begins anew: what was looked at before means nothing."""
+        self._wanted.clear()
+        self._parked = []
+        if self._lanes is not None:
+            self._lanes.drop_all()
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+
+    def _look_further(self) -> None:
+        if self._looking is None and not self._is_closed and (ranges := self._next_ranges()):
+            is_parked = bool(self._parked)
+            self._looking = asyncio.get_running_loop().create_task(self._look(ranges, is_parked))
+            self._looking.add_done_callback(self._looked_at)
+
+    def _next_ranges(self) -> list[Range]:
+        """Return what to look at next, and take it from the share."""
+        if self._parked:
+            return self._parked
+        room = LOOK_MAX if self._lanes is None else min(LOOK_MAX, HELD_MAX - self._lanes.count)
+        # What is to be delivered again comes before later messages of its key.
+        is_late = self._record.mode == "ordered" and bool(self.share.ready)
+        ranges = self.share.take(
+            room, end_offset=self._topic.next_offset, fresh=not is_late and not self.share.is_full
+        )
+        return self._again(ranges) if self._lanes is not None else ranges
+
+    def _again(self, ranges: list[Range]) -> list[Range]:
+        """Let known ones be taken again at once; return the others."""
+        assert self._lanes is not None
+        unknown = []
+        for offset in offsets_of(ranges):
+            if self._lanes.knows(offset):
+                self._lanes.again([offset])
+            else:
+                unknown.append(offset)
+        return ranges_of(unknown)
+
+    async def _look(self, ranges: list[Range], is_parked: bool) -> None:
+        try:
+            looked = await self._look_ahead.look(self._topic, ranges, self._record)
+        except BaseException:
+            # Unless the share began anew: then these are no longer taken.
+            if not is_parked and self._looking is asyncio.current_task():
+                self.share.give_back(ranges)
+            raise
+        if is_parked:
+            self._parked = looked.next_ranges
+        else:
+            self.share.give_back(looked.next_ranges)
+        self._take_in(looked, is_parked=is_parked)
+
+    def _take_in(self, looked: Looked, *, is_parked: bool) -> None:
+        if not is_parked:
+            self._settle(self._rows(looked))
+        if self._lanes is None:
+            for start, end in looked.ranges:
+                self._wanted.add(start, end)
+            return
+        offsets = looked.offsets
+        self._lanes.add(
+            offsets, keys=looked.keys, tenants=looked.tenants, priorities=looked.priorities
+        )
+        if is_parked:
+            # What has become due meanwhile is taken from the share next, and goes on from there.
+            self._lanes.park(offsets)
+            states = zip(offsets, map(self.share.state_of, offsets), strict=True)
+            self._lanes.finish([one for one, state in states if state not in ("waiting", "ready")])
+
+    def _rows(self, looked: Looked) -> list[Trace]:
+        now_ms, name = self._now_ms(), self._record.name
+        rows = []
+        if looked.unwanted:
+            rows.append(
+                Trace(
+                    did="filtered", at_ms=now_ms, group=name, topic=self._topic.name,
+                    ranges=tuple(looked.unwanted),
+                )
+            )  # fmt: skip
+        if looked.gone:
+            rows.append(gone_row(name, self._topic.name, looked.gone, now_ms=now_ms))
+        return rows
+
+    def _looked_at(self, task: asyncio.Task[None]) -> None:
+        if self._looking is task:
+            self._looking = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            logger.error("looking ahead in topic %r failed", self._topic.name, exc_info=error)
+            asyncio.get_running_loop().call_later(1, self._wake)
+        else:
+            self._wake()
+
+
+def gone_row(group: str, topic: str, ranges: list[Range], *, now_ms: int) -> Trace:
+    """Return the row that says that messages are not stored any more."""
+    return Trace(
+        did="skipped", at_ms=now_ms, group=group, topic=topic, ranges=tuple(ranges),
+        cause="it was retained away before it was consumed",
+    )  # fmt: skip

@@ -1,0 +1,604 @@
+"""THE CONSUME PATH: from what a group has not finished to a member's hands.
+
+    join     a member names its group and topics, and gives credit         `joining`
+    choose   whose turn is it, how much, of which topic                     here
+    lease    the ranges are this member's until a moment                    here
+    hand     read, cut, send as one DELIVERY                                `handover`
+    settle   ack, retry, reject: rows of the trace, folded when durable     `settle`
+
+A group is served when there is something new, a member gives credit or leaves, a retry comes due,
+or a lease runs out. Each grant is sized by what is ready and who waits, so that nobody grabs all;
+retries and fresh messages take turns. The log is the buffer: a group that is far behind costs what
+one at the head costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from onward.broker.choosing import ChosenSource, PlainSource, Source, gone_row
+from onward.broker.crew import Crew, Member
+from onward.broker.group_records import GroupRecords
+from onward.broker.handover import NeedsDisk, Packing, Parcel
+from onward.broker.joining import Joining
+from onward.broker.lookahead import LookAhead
+from onward.broker.outcomes import Done, Outcomes
+from onward.broker.settle import Settling
+from onward.delivery.group import Group, Groups
+from onward.delivery.lease import Lease, Leases
+from onward.delivery.ranges import Range, count_of
+from onward.delivery.record import GroupRecord, StartAt
+from onward.delivery.share import Share
+from onward.delivery.trace import Trace
+from onward.errors import Conflict, OnwardError, TopicEnded, UnknownGroup
+from onward.protocol.deliveries import delivery_head
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import End, Start, encode_json
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.catalogue import Topic
+    from onward.broker.session import Session
+
+logger = logging.getLogger("onward.consume")
+
+COLD_BYTES_MAX = 64 << 20
+"""How much may be read from the disk for members at the same time."""
+NO_ROOM_S = 0.05
+LATE_S_MIN = 1.0
+"""An alarm that rings so late shows that this broker stood still."""
+NOT_LEASED = 0
+"""The delivery of a group that delivers at most once: it was finished before it was sent."""
+
+
+class Consuming:
+    """All groups of a broker that have members, and what they consume."""
+
+    def __init__(self, broker: Broker, groups: Groups) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._packing = Packing(broker.log)
+        self._look_ahead = LookAhead(broker.log, broker.in_thread)
+        self._cold_count = 0
+        self._crew_serial = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._of_session: dict[Session, dict[int, Member]] = {}
+        self.groups = groups
+        self.crews: dict[str, Crew] = {}
+        self.outcomes = Outcomes(
+            broker.publishing, fold=self._fold, give_back=self._refused,
+            now_ms=broker.clock.now_ms,
+        )  # fmt: skip
+        self.records = GroupRecords(broker)
+        self.joining = Joining(broker, self)
+        self.settling = Settling(broker, self)
+        self.delivered_count = 0
+
+    # --- what others ask for -----------------------------------------------------------------
+
+    def find(self, name: str) -> Group:
+        """Return the group called `name`, or raise `UnknownGroup`."""
+        group = self.groups.by_name.get(name)
+        if group is None:
+            raise UnknownGroup(f"group {name!r} does not exist")
+        return group
+
+    def members_of(self, name: str) -> list[Member]:
+        """Return the members that a group has now."""
+        crew = self.crews.get(name)
+        return [] if crew is None else list(crew.members.values())
+
+    def leases_of(self, name: str) -> Leases:
+        """Return what the members of a group hold now."""
+        crew = self.crews.get(name)
+        return Leases() if crew is None else crew.leases
+
+    def expired_of(self, name: str) -> int:
+        """Return how many leases of a group ran out since its first member came."""
+        crew = self.crews.get(name)
+        return 0 if crew is None else crew.expired_count
+
+    def record(self, rows: list[Trace], done: Done) -> None:
+        """Publish rows of the trace; when they are durable they are folded, then `done` comes."""
+        self.outcomes.add(rows)
+        self.outcomes.when_durable(done)
+
+    def change(self, record: GroupRecord, done: Done) -> None:
+        """Create, change or delete a group."""
+
+        def applied(error: OnwardError | None) -> None:
+            if error is None:
+                self._changed(record)
+            done(error)
+
+        self._broker.publishing.change_group(record, done=applied)
+
+    def begin_share(self, group: Group, topic_name: str, done: Done) -> None:
+        """Make sure that a group has begun with a topic."""
+        if topic_name in group.shares:
+            done(None)
+            return
+        topic = self._broker.catalogue.find(topic_name)
+        row = Trace(
+            did="started", at_ms=self._broker.clock.now_ms(), group=group.record.name,
+            topic=topic_name, offset=self.start_of(group.record, topic),
+        )  # fmt: skip
+        self.record([row], done)
+
+    def start_of(self, record: GroupRecord, topic: Topic) -> int:
+        """Return the offset at which a group begins with a topic it has not seen."""
+        start = record.start
+        if isinstance(start, StartAt):
+            # A place beyond what there is becomes the nearest that there is.
+            if start.offset is not None:
+                return min(max(start.offset, topic.first_offset), topic.next_offset)
+            return self._broker.delivering.start_offset(topic, Start(time_ms=start.time_ms))
+        return self._broker.delivering.start_offset(topic, start)
+
+    def new_crew(self, group: Group) -> Crew:
+        """Return the crew of a group that gets its first member."""
+        self._crew_serial += 1
+        # Ids that no delivery had before, also of an earlier life of this broker.
+        return Crew(group, first_lease=(self._broker.started_at_ms + self._crew_serial) << 20)
+
+    def cancel_leases(self, name: str, topic: str) -> None:
+        """Make void what members hold of a topic: its share is about to begin anew."""
+        if (crew := self.crews.get(name)) is not None:
+            crew.leases.drop_topic(topic)
+
+    def end_member(self, name: str, member_name: str, error: OnwardError) -> bool:
+        """End a membership and tell why; what it holds is given back."""
+        crew = self.crews.get(name)
+        member = None if crew is None else crew.members.get(member_name)
+        if member is None:
+            return False
+        self._end(member, error)
+        return True
+
+    # --- what sessions tell ------------------------------------------------------------------
+
+    def members_on(self, session: Session) -> dict[int, Member]:
+        """Return the members that a session has, by their consumer ids."""
+        return self._of_session.get(session, {})
+
+    def joined(self, member: Member, *, credit: int) -> None:
+        """Take a member in that everything is ready for, and serve it."""
+        crew = member.crew
+        if (namesake := crew.members.get(member.name)) is not None:
+            self._end(namesake, Conflict(f"another member joined as {member.name!r}"), is_lost=True)
+        crew = member.crew = self.crews.setdefault(crew.group.record.name, crew)
+        crew.join(member, credit=credit)
+        self._of_session.setdefault(member.session, {})[member.consumer_id] = member
+        self.attach(crew)
+
+    def give(self, session: Session, consumer_id: int, credit: int) -> None:
+        """Change the credit of a member; for one that has just ended this means nothing."""
+        member = self._of_session.get(session, {}).get(consumer_id)
+        if member is not None:
+            member.crew.give(member, credit)
+            if credit > 0:
+                self.serve_soon(member.crew)
+
+    def cancel(self, session: Session, consumer_id: int) -> bool:
+        """End a membership because its client wants no more; tell whether there was one."""
+        if self.joining.cancel(session, consumer_id):
+            return True
+        member = self._of_session.get(session, {}).get(consumer_id)
+        if member is None:
+            return False
+        self._leave(member, is_lost=False)
+        self._say_end(member, "cancelled", "cancelled by the client")
+        return True
+
+    def resume(self, session: Session) -> None:
+        """The socket of this session takes bytes again."""
+        for member in self._of_session.get(session, {}).values():
+            if member.is_waiting:
+                member.crew.go_on(member)
+                self.serve_soon(member.crew)
+
+    def forget(self, session: Session) -> None:
+        """A connection is gone: what its members held counts as an attempt, and comes again."""
+        self.joining.forget(session)
+        for member in list(self._of_session.get(session, {}).values()):
+            self._leave(member, is_lost=True)
+
+    # --- what the broker tells ---------------------------------------------------------------
+
+    def wake(self, topic: Topic) -> None:
+        """New messages are there."""
+        for crew in topic.crews or ():
+            self._serve(crew)
+
+    def end_topic(self, topic: Topic, reason: str) -> None:
+        """A topic is no more: who consumes nothing else is told."""
+        ended = topic.crews or []
+        topic.crews = None
+        self.groups.drop_topic(topic.name)
+        for crew in ended:
+            self._detach(crew, topic.name)
+            for member in list(crew.members.values()):
+                if not any(name in crew.sources for name in member.topics):
+                    self._end(member, TopicEnded(f"topic {topic.name!r} was {reason}"))
+
+    def tick(self) -> None:
+        """Do what an alarm has missed, and take up topics that came back under their names."""
+        now_ms = self._broker.clock.monotonic_ms()
+        for crew in list(self.crews.values()):
+            if crew.alarm is not None and crew.alarm_at_ms <= now_ms:
+                self._expire(crew)
+            if len(crew.sources) < len(crew.group.record.topics):
+                self._take_up(crew)
+
+    def _take_up(self, crew: Crew) -> None:
+        catalogue = self._broker.catalogue
+        for name in crew.group.record.topics:
+            topic = catalogue.by_name.get(name)
+            if name not in crew.sources and topic is not None and topic.is_durable:
+                self.begin_share(crew.group, name, lambda error: self.attach(crew))
+
+    # --- the parts of a crew -----------------------------------------------------------------
+
+    def attach(self, crew: Crew) -> None:
+        """Connect a crew with the topics whose shares have begun, and serve it."""
+        for name, share in crew.group.shares.items():
+            topic = self._broker.catalogue.by_name.get(name)
+            if name not in crew.sources and topic is not None and crew.members:
+                crew.sources[name] = self._source(crew, share, topic)
+                crew.topics[name] = topic
+                crew.turn.append(name)
+                topic.crews = [*(topic.crews or ()), crew]
+        self.serve_soon(crew)
+
+    def _detach(self, crew: Crew, name: str) -> None:
+        source = crew.sources.pop(name, None)
+        if source is None:
+            return
+        source.close()
+        crew.leases.drop_topic(name)
+        crew.turn.remove(name)
+        topic = crew.topics.pop(name)
+        if topic.crews is not None:
+            topic.crews = [one for one in topic.crews if one is not crew] or None
+
+    def _source(self, crew: Crew, share: Share, topic: Topic) -> Source:
+        record = crew.group.record
+        if not record.is_choosy and not record.filter:
+            return PlainSource(share, topic, is_exclusive=record.mode == "exclusive")
+        return ChosenSource(
+            share, topic, record=record, look_ahead=self._look_ahead,
+            wake=lambda: self.serve_soon(crew), settle=self.outcomes.add,
+            now_ms=self._broker.clock.now_ms,
+        )  # fmt: skip
+
+    def _changed(self, record: GroupRecord) -> None:
+        """Follow a change of a group's settings."""
+        self.groups.change(record)
+        crew = self.crews.get(record.name)
+        if crew is None:
+            return
+        if record.deleted:
+            for member in list(crew.members.values()):
+                self._end(member, UnknownGroup(f"group {record.name!r} was deleted"))
+            return
+        for name in record.offline:
+            if (offline := crew.members.get(name)) is not None:
+                self._end(offline, Conflict(f"member {name!r} was taken offline"))
+        for name in list(crew.sources):
+            # Its rules may be others: what was chosen by the old ones goes back.
+            source = crew.sources[name]
+            source.close()
+            crew.sources[name] = self._source(crew, source.share, crew.topics[name])
+        self.attach(crew)
+
+    # --- choose and lease --------------------------------------------------------------------
+
+    def serve_soon(self, crew: Crew) -> None:
+        """Serve a group in the loop's next turn: once, whatever happened how often."""
+        if not crew.is_serving:
+            crew.is_serving = True
+            self._loop.call_soon(self._planned_serve, crew)
+
+    def _planned_serve(self, crew: Crew) -> None:
+        crew.is_serving = False
+        self._serve(crew)
+
+    def _serve(self, crew: Crew) -> None:
+        """Grant until nobody waits or nothing is left, then set the alarm for what comes later."""
+        if not crew.members:
+            return
+        now_ms = self._broker.clock.now_ms()
+        for source in crew.sources.values():
+            if source.share.retries:
+                source.share.wake(now_ms)
+        if not crew.group.record.paused:
+            while self._has_room(crew) and self._grant_any(crew, now_ms):
+                pass
+        self.set_alarm(crew)
+
+    def _has_room(self, crew: Crew) -> bool:
+        """Tell whether more may be read; if not, come back in a moment."""
+        if self._broker.delivering.has_room and self._cold_count * (512 << 10) < COLD_BYTES_MAX:
+            return True
+        self._loop.call_later(NO_ROOM_S, self.serve_soon, crew)
+        return False
+
+    def _grant_any(self, crew: Crew, now_ms: int) -> bool:
+        """Make one grant of the first topic that has something for someone."""
+        for _ in range(len(crew.turn)):
+            name = crew.turn[0]
+            crew.turn.rotate(-1)
+            if self._grant(crew, name, now_ms):
+                return True
+        return False
+
+    def _grant(self, crew: Crew, name: str, now_ms: int) -> bool:
+        source, topic = crew.sources[name], crew.topics[name]
+        if source.share.cursor < topic.first_offset:
+            self._skip_retained(crew, source, topic)
+        available = source.available()
+        if available <= 0:
+            return False
+        for line in crew.lines_for(name):
+            turn = line.next_grant(available)
+            if turn is None:
+                continue
+            member, limit = turn
+            ranges = source.take(limit, now_ms=now_ms)
+            if not ranges:
+                return False
+            line.used(member, count_of(ranges))
+            self._deliver(crew, member, source, topic, ranges)
+            return True
+        return False
+
+    def _skip_retained(self, crew: Crew, source: Source, topic: Topic) -> None:
+        """What retention took away before it was consumed is skipped, and the log says so."""
+        lost = source.share.forget_below(topic.first_offset)
+        if lost:
+            logger.warning(
+                "group %r lost %d messages of topic %r to retention before it consumed them",
+                crew.group.record.name, count_of(lost), topic.name,
+            )  # fmt: skip
+            name = crew.group.record.name
+            self.outcomes.add(
+                [gone_row(name, topic.name, lost, now_ms=self._broker.clock.now_ms())]
+            )
+
+    # --- hand over ---------------------------------------------------------------------------
+
+    def _deliver(
+        self, crew: Crew, member: Member, source: Source, topic: Topic, ranges: list[Range]
+    ) -> None:
+        """Lease ranges to a member and send them: now, or when the disk has given them."""
+        record = crew.group.record
+        lease = crew.leases.grant(
+            member.name, source.share, source.share.grants(ranges),
+            now_ms=self._broker.clock.monotonic_ms(), lease_ms=record.lease_ms,
+        )  # fmt: skip
+        try:
+            parcel = self._packing.pack(topic, ranges, wait=False)
+        except NeedsDisk:
+            self._deliver_from_disk(crew, member, source, topic, ranges, lease)
+            return
+        self._hand(crew, member, source, topic, parcel, lease)
+
+    def _deliver_from_disk(
+        self, crew: Crew, member: Member, source: Source, topic: Topic, ranges: list[Range],
+        lease: Lease,
+    ) -> None:  # fmt: skip
+        async def read() -> None:
+            packing = Packing(self._broker.log)
+            try:
+                parcel = await self._broker.in_thread(
+                    lambda: packing.pack(topic, ranges, wait=True)
+                )
+            except OSError as error:
+                logger.warning("topic %r cannot be read now: %s", topic.name, error)
+                await asyncio.sleep(1)
+                parcel = Parcel()
+                parcel.rest = ranges
+            self._hand(crew, member, source, topic, parcel, lease)
+
+        self._cold_count += 1
+        task = self._loop.create_task(read())
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._read_from_disk(crew, task))
+
+    def _read_from_disk(self, crew: Crew, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._cold_count -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+        self.serve_soon(crew)
+
+    def _hand(
+        self, crew: Crew, member: Member, source: Source, topic: Topic, parcel: Parcel, lease: Lease
+    ) -> None:
+        """Send what was found; what did not fit or cannot be delivered is no longer leased."""
+        if crew.leases.find(lease.id) is not lease:
+            # The member has gone meanwhile, or its topic has: then all of it is settled.
+            return
+        for start, end in parcel.rest:
+            if back := crew.leases.settle(lease.id, start, end, member=member.name):
+                source.give_back(back)
+                crew.give(member, count_of(back))
+        now_ms = self._broker.clock.now_ms()
+        rows = parcel.rows(crew.group.record.name, topic.name, member.name, now_ms=now_ms)
+        for row in rows:
+            for start, end in row.ranges:
+                crew.leases.settle(lease.id, start, end, member=member.name)
+            crew.give(member, count_of(row.ranges))
+        if rows:
+            self.outcomes.add(rows)
+        if parcel.ranges:
+            self._send(crew, member, source, topic, parcel, lease)
+
+    def _send(
+        self, crew: Crew, member: Member, source: Source, topic: Topic, parcel: Parcel, lease: Lease
+    ) -> None:
+        grants = source.share.grants(parcel.ranges)
+        record = crew.group.record
+        if record.at_most_once:
+            self._finish_then_send(crew, member, topic, parcel, lease, grants)
+            return
+        self._write(member, topic, grants, parcel, delivery=lease.id, lease_ms=record.lease_ms)
+
+    def _finish_then_send(
+        self, crew: Crew, member: Member, topic: Topic, parcel: Parcel, lease: Lease,
+        grants: list[tuple[int, int, int]],
+    ) -> None:  # fmt: skip
+        """At most once: it is finished, and durably so, before anybody has it."""
+        timed = []
+        for start, end in parcel.ranges:
+            settled = crew.leases.settle(lease.id, start, end, member=member.name)
+            timed += [(first, last, 0) for first, last in settled]
+        self.outcomes.ack(crew.group.record.name, topic.name, member.name, timed)
+
+        def done(error: OnwardError | None) -> None:
+            if error is None:
+                member.acked += count_of(parcel.ranges)
+                self._write(member, topic, grants, parcel, delivery=NOT_LEASED, lease_ms=0)
+            else:
+                crew.give(member, count_of(parcel.ranges))
+
+        self.outcomes.when_durable(done)
+
+    def _write(
+        self, member: Member, topic: Topic, grants: list[tuple[int, int, int]], parcel: Parcel,
+        *, delivery: int, lease_ms: int,
+    ) -> None:  # fmt: skip
+        head = delivery_head(
+            member.consumer_id, topic.name, grants, delivery=delivery, lease_ms=lease_ms,
+            entries_bytes=parcel.bytes,
+        )  # fmt: skip
+        count = count_of(parcel.ranges)
+        member.delivered += count
+        self.delivered_count += count
+        unsent_bytes = member.session.send_parts([head, *parcel.entries])
+        self._broker.delivering.note_unsent(member.session, unsent_bytes)
+        if not member.session.writable:
+            member.crew.pause(member)
+
+    # --- end of a membership -----------------------------------------------------------------
+
+    def _end(self, member: Member, error: OnwardError, *, is_lost: bool = False) -> None:
+        self._leave(member, is_lost=is_lost)
+        self._say_end(member, error.code, str(error))
+
+    def _say_end(self, member: Member, code: str, message: str) -> None:
+        end = End(code, message, 0)
+        member.session.send(Kind.END, member.consumer_id, encode_json(end))
+
+    def _leave(self, member: Member, *, is_lost: bool) -> None:
+        """Let a member go. What it holds is given back; as an attempt, when it died with it."""
+        crew = member.crew
+        members = self._of_session.get(member.session, {})
+        members.pop(member.consumer_id, None)
+        if not members:
+            self._of_session.pop(member.session, None)
+        crew.leave(member)
+        for lease in crew.leases.drop_member(member.name):
+            if is_lost:
+                self.settling.lose(crew, lease, "lost")
+            else:
+                self._return(crew, lease)
+        if crew.members:
+            self.serve_soon(crew)
+        else:
+            self._disband(crew)
+
+    def _return(self, crew: Crew, lease: Lease) -> None:
+        if (source := crew.sources.get(lease.topic)) is not None:
+            source.give_back(list(lease.ranges))
+
+    def _disband(self, crew: Crew) -> None:
+        for name in list(crew.sources):
+            self._detach(crew, name)
+        if crew.alarm is not None:
+            crew.alarm.cancel()
+            crew.alarm = None
+        self.crews.pop(crew.group.record.name, None)
+
+    # --- rows --------------------------------------------------------------------------------
+
+    def _fold(self, rows: list[Trace]) -> None:
+        """Fold rows that are durable, and serve the groups that they concern."""
+        for row in rows:
+            group = self.groups.by_name.get(row.group)
+            share = None if group is None else group.shares.get(row.topic)
+            was_full = share is not None and share.is_full
+            self.groups.apply(row)
+            self._broker.publishers.apply(row)
+            crew = self.crews.get(row.group)
+            if crew is None:
+                continue
+            source = crew.sources.get(row.topic)
+            if source is not None:
+                source.applied(row)
+            if row.did != "acked" or crew.group.record.is_choosy or was_full:
+                self.serve_soon(crew)
+
+    def _refused(self, rows: list[Trace]) -> None:
+        """Rows could not be written: what they said of messages did not happen."""
+        for row in rows:
+            group = self.groups.by_name.get(row.group)
+            if group is None or row.topic not in group.shares:
+                continue
+            if row.did in ("acked", "retried", "expired", "lost", "dead", "filtered", "skipped"):
+                crew = self.crews.get(row.group)
+                source = None if crew is None else crew.sources.get(row.topic)
+                if crew is not None and source is not None:
+                    source.give_back(list(row.ranges))
+                    self._loop.call_later(1, self.serve_soon, crew)
+                else:
+                    group.shares[row.topic].give_back(list(row.ranges))
+
+    # --- time --------------------------------------------------------------------------------
+
+    def set_alarm(self, crew: Crew) -> None:
+        """Wake up when the next lease runs out or the next retry is due."""
+        wait_ms = self._wait_ms(crew)
+        if wait_ms is None:
+            return
+        at_ms = self._broker.clock.monotonic_ms() + wait_ms
+        if crew.alarm is not None:
+            if crew.alarm_at_ms <= at_ms:
+                return
+            crew.alarm.cancel()
+        crew.alarm_at_ms = at_ms
+        crew.alarm = self._loop.call_later(wait_ms / 1000, self._ring, crew)
+
+    def _wait_ms(self, crew: Crew) -> int | None:
+        waits: list[int] = []
+        if (expiry_ms := crew.leases.next_expiry_ms()) is not None:
+            waits.append(expiry_ms - self._broker.clock.monotonic_ms())
+        now_ms = self._broker.clock.now_ms()
+        for source in crew.sources.values():
+            if source.share.retries and (due_ms := source.share.next_due_ms()) is not None:
+                waits.append(due_ms - now_ms)
+            if (ready_ms := source.next_ready_ms(now_ms)) is not None:
+                waits.append(ready_ms - now_ms)
+        # Clocks that disagree by a millisecond must not make this turn round and round.
+        return max(1, min(min(waits), 60_000)) if waits else None
+
+    def _ring(self, crew: Crew) -> None:
+        late_s = 0.0 if crew.alarm is None else self._loop.time() - crew.alarm.when()
+        crew.alarm = None
+        if late_s > LATE_S_MIN:
+            self._forgive(crew)
+        self._expire(crew)
+
+    def _forgive(self, crew: Crew) -> None:
+        """Nobody was silent while this broker did not listen: leases begin again."""
+        now_ms, lease_ms = self._broker.clock.monotonic_ms(), crew.group.record.lease_ms
+        for lease in crew.leases:
+            crew.leases.renew(lease.id, member=lease.member, now_ms=now_ms, lease_ms=lease_ms)
+
+    def _expire(self, crew: Crew) -> None:
+        for lease in crew.leases.expire(self._broker.clock.monotonic_ms()):
+            crew.expired_count += 1
+            self.settling.lose(crew, lease, "expired")
+        self._serve(crew)

@@ -1,0 +1,152 @@
+"""The live part of one group: its members, what they hold, and who comes next.
+
+    joined ──▶ active ──▶ gone          exclusive: joined ──▶ standby ──▶ active ──▶ gone
+
+A crew exists while its group has members. Everything here is forgotten with the broker; what must
+survive is in the `Share`s of the group. A member gets only topics that it named, so members wait
+in one line for each set of topics: mostly there is one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+from onward.delivery.lease import Leases
+from onward.delivery.turns import Turns
+
+if TYPE_CHECKING:
+    from onward.broker.catalogue import Topic
+    from onward.broker.choosing import Source
+    from onward.broker.session import Session
+    from onward.delivery.group import Group
+
+Topics = tuple[str, ...]
+
+
+class Member:
+    """One consumer of a group, on one connection."""
+
+    __slots__ = (
+        "acked", "consumer_id", "crew", "delivered", "expired", "is_waiting", "joined_at_ms",
+        "name", "retried", "session", "state", "topics",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, session: Session, consumer_id: int, *, crew: Crew, topics: Topics,
+        joined_at_ms: int,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.session = session
+        self.consumer_id = consumer_id
+        self.crew = crew
+        self.topics = topics
+        self.state: Literal["active", "standby"] = "active"
+        self.joined_at_ms = joined_at_ms
+        self.is_waiting = False
+        """Its socket takes nothing now: it is out of its line until it does."""
+        self.delivered = self.acked = self.retried = self.expired = 0
+
+    @property
+    def credit(self) -> int:
+        """Return how many deliveries it may still get."""
+        return self.crew.credit_of(self)
+
+
+class Crew:
+    """A group that has members."""
+
+    def __init__(self, group: Group, *, first_lease: int) -> None:
+        self.group = group
+        self.members: dict[str, Member] = {}
+        self.leases = Leases(first_id=first_lease)
+        self.sources: dict[str, Source] = {}
+        self.topics: dict[str, Topic] = {}
+        self._lines: dict[Topics, Turns[Member]] = {}
+        self._credits: dict[Member, int] = {}
+        """What members may get that stand in no line: stand-bys, and those whose socket is full."""
+        self.turn: deque[str] = deque()
+        """The topics, the one whose turn it is first."""
+        self.alarm: asyncio.TimerHandle | None = None
+        self.alarm_at_ms = 0
+        self.is_serving = False
+        self.expired_count = 0
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Tell whether only one member is active at a time."""
+        return self.group.record.mode == "exclusive"
+
+    @property
+    def active(self) -> Member | None:
+        """Return the first active member."""
+        return next((one for one in self.members.values() if one.state == "active"), None)
+
+    def join(self, member: Member, *, credit: int) -> None:
+        """Take a member in; in an exclusive group it stands by when one is active."""
+        if self.is_exclusive and self.active is not None:
+            member.state = "standby"
+        self.members[member.name] = member
+        self._credits[member] = credit
+        self._enter(member)
+
+    def leave(self, member: Member) -> Member | None:
+        """Let a member go; return the stand-by that takes its place, if there is one."""
+        self.members.pop(member.name, None)
+        self._step_out(member)
+        self._credits.pop(member, None)
+        if not self.is_exclusive or self.active is not None or not self.members:
+            return None
+        successor = next(iter(self.members.values()))
+        successor.state = "active"
+        self._enter(successor)
+        return successor
+
+    def give(self, member: Member, credit: int) -> None:
+        """Change how many deliveries a member may still get."""
+        if member in self._credits:
+            self._credits[member] = max(0, self._credits[member] + credit)
+        elif (line := self._lines.get(member.topics)) is not None:
+            line.give(member, credit)
+
+    def credit_of(self, member: Member) -> int:
+        """Return how many deliveries a member may still get."""
+        if member in self._credits:
+            return self._credits[member]
+        line = self._lines.get(member.topics)
+        return 0 if line is None else line.credit_of(member)
+
+    def pause(self, member: Member) -> None:
+        """Give nothing to a member whose socket takes nothing."""
+        if not member.is_waiting and member.state == "active":
+            self._step_out(member)
+            member.is_waiting = True
+
+    def go_on(self, member: Member) -> None:
+        """Let a member whose socket takes bytes again back into its line."""
+        if member.is_waiting:
+            member.is_waiting = False
+            self._enter(member)
+
+    def lines_for(self, topic: str) -> list[Turns[Member]]:
+        """Return the lines of those who want this topic."""
+        if len(self._lines) == 1:
+            topics, line = next(iter(self._lines.items()))
+            return [line] if topic in topics else []
+        return [line for topics, line in self._lines.items() if topic in topics]
+
+    def _enter(self, member: Member) -> None:
+        if member.state == "active" and member in self._credits:
+            line = self._lines.setdefault(member.topics, Turns())
+            line.add(member)
+            line.give(member, self._credits.pop(member))
+
+    def _step_out(self, member: Member) -> None:
+        line = self._lines.get(member.topics)
+        if line is None or member in self._credits:
+            return
+        self._credits[member] = line.credit_of(member)
+        line.remove(member)
+        if not len(line):
+            del self._lines[member.topics]

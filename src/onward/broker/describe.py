@@ -1,0 +1,142 @@
+"""What there is to know of a group and of a message in it, for people and programs.
+
+Nothing is changed here, and no message is read: times come from the index. What is described is
+bounded: a group may have 10,000 members and 1,000 topics.
+
+    backlog = ready + waiting (for a retry) + leased (or on the way to or from a member)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from onward.delivery.group import Group
+from onward.delivery.lease import Leases
+from onward.delivery.share import Share
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.crew import Member
+
+MEMBERS_MAX = 10_000
+POSITIONS_MAX = 10_000
+SETTINGS = (
+    "mode", "start", "at_most_once", "lease_ms", "filter", "priorities", "tenants", "key_rate",
+    "key_concurrency", "paused", "offline", "created_at_ms",
+)  # fmt: skip
+"""What of its record a group is described with as it is."""
+
+
+def describe_group(
+    broker: Broker, group: Group, *, members_max: int = MEMBERS_MAX
+) -> dict[str, object]:
+    """Return what there is to know of a group; of its members at most `members_max`."""
+    consuming, record = broker.consuming, group.record
+    leases = consuming.leases_of(record.name)
+    members = consuming.members_of(record.name)
+    topics = [
+        _describe_share(broker, share, leased=leases.count_in(name))
+        for name, share in sorted(group.shares.items())
+    ]
+    positions = list(group.positions.items())[:POSITIONS_MAX]
+    return {
+        "group": record.name,
+        **{name: getattr(record, name) for name in SETTINGS},
+        "retry": asdict(record.retry),
+        "topics": topics,
+        "members": [_describe_member(broker, one, leases) for one in members[:members_max]],
+        "member_count": len(members),
+        "backlog": sum(share.backlog(_end_of(broker, share)) for share in group.shares.values()),
+        "dead": sum(share.dead_count for share in group.shares.values()),
+        "expired_leases": consuming.expired_of(record.name),
+        "positions": dict(positions),
+    }
+
+
+def state_in_groups(broker: Broker, topic: str, offset: int) -> list[dict[str, object]]:
+    """Return how a message stands in each group of its topic, in the order of their names."""
+    groups = sorted(broker.consuming.groups.of_topic(topic), key=lambda group: group.record.name)
+    return [_state_in(broker, group, topic, offset) for group in groups]
+
+
+def _describe_share(broker: Broker, share: Share, *, leased: int) -> dict[str, object]:
+    end = _end_of(broker, share)
+    backlog, waiting = share.backlog(end), share.waiting_count
+    return {
+        "topic": share.topic,
+        "cursor": share.cursor,
+        "end": end,
+        "backlog": backlog,
+        "oldest_at_ms": _oldest_at_ms(broker, share) if backlog else 0,
+        "ready": max(0, backlog - waiting - leased),
+        "waiting": waiting,
+        "next_due_ms": share.next_due_ms() or 0,
+        "leased": leased,
+        "dead": share.dead_count,
+    }
+
+
+def _end_of(broker: Broker, share: Share) -> int:
+    topic = broker.catalogue.by_name.get(share.topic)
+    return share.cursor if topic is None else topic.next_offset
+
+
+def _oldest_at_ms(broker: Broker, share: Share) -> int:
+    """Return when the oldest unfinished message was published; from the index, never its body."""
+    topic = broker.catalogue.by_name.get(share.topic)
+    if topic is None:
+        return 0
+    span = broker.log.plan(topic.number, max(share.cursor, topic.first_offset), bytes_max=0)
+    return 0 if span is None else span.rows[0].time_ms
+
+
+def _describe_member(broker: Broker, member: Member, leases: Leases) -> dict[str, object]:
+    hello = member.session.hello
+    held_ms = max(1, broker.clock.now_ms() - member.joined_at_ms)
+    return {
+        "member": member.name,
+        "client": hello.client if hello is not None else "",
+        "host": hello.host if hello is not None else "",
+        "pid": hello.pid if hello is not None else 0,
+        "state": member.state,
+        "credit": member.credit,
+        "leased": sum(lease.ranges.count for lease in leases.of_member(member.name)),
+        "delivered": member.delivered,
+        "acked": member.acked,
+        "retried": member.retried,
+        "expired": member.expired,
+        "since_ms": member.joined_at_ms,
+        "rate": round(member.acked * 1000 / held_ms, 3),
+    }
+
+
+def _state_in(broker: Broker, group: Group, topic: str, offset: int) -> dict[str, object]:
+    share = group.shares.get(topic)
+    said: dict[str, object] = {"group": group.record.name, "state": "fresh", "attempt": 0}
+    if group.record.mode == "broadcast":
+        return said | {"state": "broadcast"}
+    if share is None:
+        return said
+    state = share.state_of(offset)
+    said |= {"state": state, "attempt": share.attempt_of(offset)}
+    if state == "dead":
+        letter = share.dead[offset]
+        said |= {"attempt": letter.attempts, "cause": letter.cause, "member": letter.member,
+                 "died_at_ms": letter.died_at_ms}  # fmt: skip
+    elif state == "waiting":
+        said["due_at_ms"] = share.retries[offset]
+    elif state == "taken":
+        said |= _lease_of(broker, group, topic, offset)
+    return said
+
+
+def _lease_of(broker: Broker, group: Group, topic: str, offset: int) -> dict[str, object]:
+    record = group.record
+    lease = broker.consuming.leases_of(record.name).holder_of(topic, offset)
+    if lease is None:
+        # Groups that choose look ahead: what they hold for that is taken, and no member has it.
+        return {"state": "ready"} if record.is_choosy or record.filter else {}
+    left_ms = max(0, lease.expires_at_ms - broker.clock.monotonic_ms())
+    return {"state": "leased", "member": lease.member, "lease_ms_left": left_ms}

@@ -1,0 +1,326 @@
+"""Groups for people and programs: what they are, and what they are told to be.
+
+    group.create ──▶ group.change, group.pause / resume, group.member ──▶ group.delete
+
+What changes something answers when it is durable. What lists something answers in pages, and no
+page is so long that others wait for it. Where a group stands is moved by `group_moves`, its dead
+letters by `dead_requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from functools import partial
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from onward.broker.dead_requests import DeadRequests
+from onward.broker.describe import describe_group, state_in_groups
+from onward.broker.group_moves import GroupMoves, begin_shares
+from onward.broker.group_ranges import Offset
+from onward.broker.replies import Done, Operation, and_then, reply, reply_when_done, when_all
+from onward.delivery.group import Group
+from onward.delivery.record import GroupRecord, GroupWish
+from onward.errors import (
+    Conflict,
+    InvalidRequest,
+    OffsetOutOfRange,
+    OnwardError,
+    Overloaded,
+    Unavailable,
+)
+from onward.log.disk import Buffer
+from onward.message.batch import BatchHeader, batches_of
+from onward.message.entry import entry_heads
+from onward.message.names import check_member_name
+from onward.protocol.payloads import decode_fields
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.catalogue import Topic
+    from onward.broker.session import Session
+
+logger = logging.getLogger("onward.groups")
+
+TOPICS_MAX = 1_000
+GROUPS_MAX = 100_000
+LIMIT_MAX = 10_000
+PAGE_MAX = 1_000
+PAGE_SHARES_MAX = 1_000
+"""A page ends before it has more topics of groups than this: each costs a look into the index."""
+LISTED_MEMBERS_MAX = 100
+LOOKS_MAX = 1_000
+
+TopicNames = Annotated[list[str], msgspec.Meta(max_length=TOPICS_MAX)]
+
+
+class GroupCreate(msgspec.Struct, frozen=True):
+    """`group.create`: create a group that consumes these topics."""
+
+    group: str
+    topics: TopicNames
+    wish: GroupWish | None = None
+
+
+class GroupChange(msgspec.Struct, frozen=True):
+    """`group.change`: change what the wish names, leave the rest; add topics."""
+
+    group: str
+    wish: GroupWish | None = None
+    topics_add: TopicNames = []
+
+
+class GroupName(msgspec.Struct, frozen=True):
+    """`group.describe`, `group.delete`, `group.pause` and `group.resume`: which one."""
+
+    group: str
+
+
+class GroupList(msgspec.Struct, frozen=True):
+    """`group.list`: names after `after`, at most `limit` a page; of one topic, when it is given."""
+
+    after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] = PAGE_MAX
+    topic: str = ""
+
+
+class GroupMember(msgspec.Struct, frozen=True):
+    """`group.member`: take one member offline, or let it come again."""
+
+    group: str
+    member: str
+    offline: bool
+
+
+class MessageState(msgspec.Struct, frozen=True):
+    """`message.state`: which message."""
+
+    topic: str
+    offset: Offset
+
+
+class GroupRequests:
+    """Answers the REQUEST frames about groups."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._records = broker.consuming.records
+        self._looks: set[asyncio.Task[None]] = set()
+        self.operations: dict[str, Operation] = {
+            "group.create": self._create,
+            "group.change": self._change,
+            "group.delete": self._delete,
+            "group.describe": self._describe,
+            "group.list": self._list,
+            "group.pause": self._pause,
+            "group.resume": self._resume,
+            "group.member": self._member,
+            "message.state": self._message_state,
+            **GroupMoves(broker, self._records).operations,
+            **DeadRequests(broker).operations,
+        }
+
+    # --- what a group is ---------------------------------------------------------------------
+
+    def _create(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupCreate)
+        self._records.check_new(wanted.group)
+        if not wanted.topics:
+            raise InvalidRequest(f"group {wanted.group!r} needs at least one topic")
+        if len(self._broker.consuming.groups.by_name) >= GROUPS_MAX:
+            raise Overloaded(f"there are {GROUPS_MAX} groups already")
+        topics = tuple(dict.fromkeys(wanted.topics))
+        wish = wanted.wish or GroupWish()
+        record = wish.new_record(wanted.group, topics, self._broker.clock.now_ms())
+        answer = self._answer(session, request_id, record.name)
+
+        def create() -> None:
+            # Somebody else may have created it while its topics were on their way.
+            self._records.check_new(record.name)
+            self._commit(record, answer)
+
+        self._with_topics(topics, and_then(create, answer))
+
+    def _change(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupChange)
+        self._changed(wanted, self._records.find(wanted.group))
+        answer = self._answer(session, request_id, wanted.group)
+
+        def change() -> None:
+            self._commit(self._changed(wanted, self._records.find(wanted.group)), answer)
+
+        self._with_topics(tuple(wanted.topics_add), and_then(change, answer))
+
+    def _changed(self, wanted: GroupChange, old: GroupRecord) -> GroupRecord:
+        """Return the record as it is wanted, checked."""
+        record = (wanted.wish or GroupWish()).changed(old)
+        if record.mode != old.mode and self._broker.consuming.members_of(old.name):
+            raise Conflict(f"group {old.name!r} has members: its mode changes when it has none")
+        topics = tuple(dict.fromkeys((*old.topics, *wanted.topics_add)))
+        return replace(record, topics=topics).check()
+
+    def _delete(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        record = self._records.find(decode_fields(payload, GroupName).group)
+        done = reply_when_done(session, request_id, lambda: {"group": record.name})
+        self._records.change(replace(record, deleted=True), done)
+
+    def _pause(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        record = self._records.find(decode_fields(payload, GroupName).group)
+        answer = self._answer(session, request_id, record.name)
+        self._commit(replace(record, paused=True), answer)
+
+    def _resume(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        record = self._records.find(decode_fields(payload, GroupName).group)
+        answer = self._answer(session, request_id, record.name)
+        self._commit(replace(record, paused=False), answer)
+
+    def _member(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupMember)
+        check_member_name(wanted.member)
+        record = self._records.find(wanted.group)
+        offline = {*record.offline} - {wanted.member}
+        if wanted.offline:
+            offline.add(wanted.member)
+        answer = self._answer(session, request_id, record.name)
+        self._commit(replace(record, offline=tuple(sorted(offline))).check(), answer)
+
+    def _with_topics(self, names: tuple[str, ...], done: Done) -> None:
+        """Make sure that topics are there and may be read; one that nobody used comes to be."""
+        catalogue, publishing = self._broker.catalogue, self._broker.publishing
+        existing = [catalogue.find_readable(name) for name in names if name in catalogue.by_name]
+        missing = [name for name in names if name not in catalogue.by_name]
+        if not names:
+            done(None)
+            return
+        one = when_all(len(existing) + len(missing), done)
+        for name in missing:
+            publishing.create_on_use(name, one)
+        for topic in existing:
+            publishing.when_created(topic, one)
+
+    def _commit(self, record: GroupRecord, done: Done) -> None:
+        """Make a record durable, and let its group begin with its topics."""
+
+        def begin() -> None:
+            begin_shares(self._broker, self._broker.consuming.find(record.name), done)
+
+        self._records.change(record, and_then(begin, done))
+
+    def _answer(self, session: Session, request_id: int, name: str) -> Done:
+        def described() -> dict[str, object]:
+            # It may have been deleted since.
+            group = self._broker.consuming.groups.by_name.get(name)
+            return {"group": name} if group is None else describe_group(self._broker, group)
+
+        return reply_when_done(session, request_id, described)
+
+    # --- what there is -----------------------------------------------------------------------
+
+    def describe(self, name: str) -> dict[str, object]:
+        """Return what there is to know of a group."""
+        return describe_group(self._broker, self._broker.consuming.find(name))
+
+    def _describe(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        reply(session, request_id, self.describe(decode_fields(payload, GroupName).group))
+
+    def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupList)
+        groups = self._broker.consuming.groups
+        if wanted.topic:
+            self._broker.catalogue.find(wanted.topic)
+            names = sorted(group.record.name for group in groups.of_topic(wanted.topic))
+        else:
+            names = sorted(groups.by_name)
+        rest = names[bisect_right(names, wanted.after) :]
+        page = self._page([groups.by_name[name] for name in rest[: min(wanted.limit, PAGE_MAX)]])
+        described = [
+            describe_group(self._broker, group, members_max=LISTED_MEMBERS_MAX) for group in page
+        ]
+        more = len(rest) > len(page)
+        following = page[-1].record.name if more else ""
+        reply(session, request_id, {"groups": described, "next": following, "count": len(names)})
+
+    def _page(self, groups: list[Group]) -> list[Group]:
+        """Return the first of them that do not cost too much together; at least one."""
+        costs = accumulate(len(group.shares) for group in groups)
+        fitting = sum(1 for cost in takewhile(lambda cost: cost <= PAGE_SHARES_MAX, costs))
+        return groups[: max(fitting, 1)]
+
+    # --- one message -------------------------------------------------------------------------
+
+    def _message_state(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, MessageState)
+        topic = self._broker.catalogue.find(wanted.topic)
+        if wanted.offset >= topic.next_offset:
+            raise OffsetOutOfRange(
+                f"topic {topic.name!r} has no message {wanted.offset}: the next is "
+                f"{topic.next_offset}"
+            )
+        if len(self._looks) >= LOOKS_MAX:
+            raise Overloaded("too many messages are looked at", retry_after_ms=100)
+        look = self._look(topic, wanted.offset, session, request_id)
+        task = asyncio.get_running_loop().create_task(look)
+        self._looks.add(task)
+        task.add_done_callback(partial(self._looked, session, request_id))
+
+    async def _look(self, topic: Topic, offset: int, session: Session, request_id: int) -> None:
+        """Read who published a message, from the disk if need be, and answer."""
+        try:
+            header = await self._header_of(topic, offset)
+            reply(session, request_id, self._state(topic, offset, header))
+        except OnwardError as error:
+            session.refuse(request_id, error)
+        except OSError as error:
+            failure = Unavailable(f"topic {topic.name!r} cannot be read now: {error}")
+            session.refuse(request_id, failure)
+
+    def _looked(self, session: Session, request_id: int, task: asyncio.Task[None]) -> None:
+        self._looks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("looking at a message failed", exc_info=error)
+            session.refuse(request_id, Unavailable(f"looking at the message failed: {error}"))
+
+    async def _header_of(self, topic: Topic, offset: int) -> BatchHeader | None:
+        """Return the header of the batch that has this message; None when it is not stored."""
+        log = self._broker.log
+        span = log.plan(topic.number, offset, bytes_max=0)
+        if offset < topic.first_offset or span is None or span.rows[0].base_offset > offset:
+            return None
+        try:
+            entries = log.read(span, wait=False)
+            if entries is None:
+                entries = await self._broker.in_thread(lambda: log.read(span, wait=True))
+        except (OSError, OnwardError):
+            if span.segment not in log.segments:
+                # Retention took it away meanwhile.
+                return None
+            raise
+        assert entries is not None
+        return _header_in(entries, offset)
+
+    def _state(self, topic: Topic, offset: int, header: BatchHeader | None) -> dict[str, object]:
+        producer_id = header.producer_id if header is not None else 0
+        publisher = self._broker.publishers.find(producer_id)
+        return {
+            "topic": topic.name,
+            "offset": offset,
+            "stored": header is not None,
+            "producer_id": producer_id,
+            "published_by": None if publisher is None else publisher._asdict(),
+            "groups": state_in_groups(self._broker, topic.name, offset),
+        }
+
+
+def _header_in(entries: Buffer, offset: int) -> BatchHeader | None:
+    for entry in entry_heads(entries):
+        base_offset, start = entry.base_offset, entry.body_position
+        for _, header in batches_of(entries, start, start + entry.body_bytes):
+            if base_offset <= offset < base_offset + header.count:
+                return header
+            base_offset += header.count
+    return None

@@ -1,0 +1,255 @@
+"""How a member comes into a group.
+
+    CONSUME ──▶ the group exists, or is created ──▶ its topics exist ──▶ it has begun with them
+            ──▶ answered ──▶ served
+
+Each step is durable before the next: a group that answered has a place in each of its topics that
+survives a crash. Steps of one group go one after another, whoever asks. A client that leaves while
+it is joining never was a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from onward.broker.crew import Member
+from onward.broker.outcomes import Done
+from onward.delivery.group import Group
+from onward.delivery.record import GroupRecord, GroupWish
+from onward.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    OnwardError,
+    Overloaded,
+    Unavailable,
+    UnknownGroup,
+)
+from onward.message.names import check_group_name, check_member_name, check_topic_name
+from onward.protocol.deliveries import Consume, Joined, decode_consume
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import encode_json
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.consume import Consuming
+    from onward.broker.session import Session
+
+logger = logging.getLogger("onward.consume")
+
+CONSUMERS_PER_SESSION_MAX = 1_000
+MEMBERS_MAX = 100_000
+GROUPS_MAX = 100_000
+
+
+class Joining:
+    """Takes CONSUME frames."""
+
+    def __init__(self, broker: Broker, consuming: Consuming) -> None:
+        self._broker = broker
+        self._consuming = consuming
+        self._under_way: dict[tuple[Session, int], asyncio.Task[None]] = {}
+        self._gates: dict[str, _Gate] = {}
+        self._serial = 0
+
+    def open(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        """Take one CONSUME; raises what can be said at once."""
+        consume = decode_consume(payload)
+        wish = self._checked(session, request_id, consume)
+        join = self._join(session, request_id, consume, wish)
+        task = asyncio.get_running_loop().create_task(join)
+        self._under_way[session, request_id] = task
+        task.add_done_callback(lambda task: self._ended(session, request_id, task))
+
+    def cancel(self, session: Session, request_id: int) -> bool:
+        """Join no more; tell whether somebody was joining."""
+        task = self._under_way.get((session, request_id))
+        if task is None:
+            return False
+        task.cancel()
+        return True
+
+    def forget(self, session: Session) -> None:
+        """A connection is gone: nobody joins on it."""
+        for one, request_id in list(self._under_way):
+            if one is session:
+                self._under_way[one, request_id].cancel()
+
+    def _checked(self, session: Session, request_id: int, consume: Consume) -> GroupWish:
+        check_group_name(consume.group)
+        if consume.member:
+            check_member_name(consume.member)
+        if not consume.topics:
+            raise InvalidRequest("a member consumes at least one topic")
+        for topic in consume.topics:
+            check_topic_name(topic, system=True)
+        if len(set(consume.topics)) < len(consume.topics):
+            raise InvalidRequest("a topic is named twice")
+        members = self._consuming.members_on(session)
+        if request_id in members or (session, request_id) in self._under_way:
+            raise InvalidRequest(f"request id {request_id} is a consumer already")
+        if len(members) >= CONSUMERS_PER_SESSION_MAX:
+            raise Overloaded(f"a connection has at most {CONSUMERS_PER_SESSION_MAX} consumers")
+        try:
+            return msgspec.convert(consume.wish or {}, GroupWish).check()
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the settings of the group are not understood: {error}") from None
+
+    def _ended(self, session: Session, request_id: int, task: asyncio.Task[None]) -> None:
+        self._under_way.pop((session, request_id), None)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, OnwardError):
+            session.refuse(request_id, error)
+        else:
+            logger.error("joining failed", exc_info=error)
+            session.refuse(request_id, Unavailable(f"joining failed: {error}"))
+
+    async def _join(
+        self, session: Session, request_id: int, consume: Consume, wish: GroupWish
+    ) -> None:
+        gate = self._gates.setdefault(consume.group, _Gate())
+        gate.users += 1
+        try:
+            async with gate.lock:
+                group = await self._group(consume, wish)
+                self._check_place(group, consume)
+                await self._begin(group, consume.topics)
+                group = self._consuming.find(consume.group)
+                self._check_place(group, consume)
+                self._enter(session, request_id, consume, group)
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                del self._gates[consume.group]
+
+    async def _group(self, consume: Consume, wish: GroupWish) -> Group:
+        """Return the group, with all of the topics; create or change it if need be."""
+        if not consume.create:
+            self._consuming.find(consume.group)
+        for topic in consume.topics:
+            await self._topic(topic)
+        record = self._consuming.records.latest(consume.group)
+        if record is None or record.deleted:
+            await self._change(self._new_record(consume, wish))
+            return self._consuming.find(consume.group)
+        if differs := wish.differs(record):
+            raise Conflict(f"{differs}: change the group, or join it as it is")
+        missing = tuple(one for one in consume.topics if one not in record.topics)
+        if missing:
+            record = msgspec.structs.replace(record, topics=(*record.topics, *missing)).check()
+        group = self._consuming.groups.by_name.get(consume.group)
+        if group is None or record != group.record:
+            # Also when somebody else is just changing it: behind them it is durable.
+            await self._change(record)
+        return self._consuming.find(consume.group)
+
+    def _new_record(self, consume: Consume, wish: GroupWish) -> GroupRecord:
+        if not consume.create:
+            raise UnknownGroup(f"group {consume.group!r} does not exist")
+        if len(self._consuming.groups.by_name) >= GROUPS_MAX:
+            raise Overloaded(f"there are {GROUPS_MAX} groups already")
+        self._broker.check_writable()
+        return wish.new_record(consume.group, consume.topics, self._broker.clock.now_ms())
+
+    async def _topic(self, name: str) -> None:
+        """Make sure that a topic is there and may be read."""
+        catalogue, publishing = self._broker.catalogue, self._broker.publishing
+        if name in catalogue.by_name:
+            topic = catalogue.find_readable(name)
+            await on_loop(lambda done: publishing.when_created(topic, done))
+        else:
+            await on_loop(lambda done: publishing.create_on_use(name, done))
+
+    async def _change(self, record: GroupRecord) -> None:
+        await on_loop(lambda done: self._consuming.records.change(record, done))
+
+    async def _begin(self, group: Group, topics: tuple[str, ...]) -> None:
+        for topic in topics:
+            if group.record.mode != "broadcast":
+                await on_loop(
+                    lambda done: self._consuming.begin_share(group, topic, done)  # noqa: B023
+                )
+
+    def _check_place(self, group: Group, consume: Consume) -> None:
+        record = group.record
+        if consume.member in record.offline:
+            raise Forbidden(
+                f"member {consume.member!r} of group {record.name!r} is offline: "
+                f"an operator has taken it out"
+            )
+        members = self._consuming.members_of(record.name)
+        if len(members) >= MEMBERS_MAX:
+            raise Overloaded(f"group {record.name!r} has {MEMBERS_MAX} members already")
+        if consume.refuse and record.mode == "exclusive" and members:
+            others = [one for one in members if one.name != consume.member]
+            if others:
+                raise AlreadyExists(
+                    f"group {record.name!r} is exclusive, and {others[0].name!r} is active"
+                )
+
+    def _enter(self, session: Session, request_id: int, consume: Consume, group: Group) -> None:
+        if session not in self._broker.sessions:
+            return
+        self._serial += 1
+        name = consume.member or f"{session.client_name}-{self._serial}"
+        crew = self._consuming.crews.get(consume.group) or self._consuming.new_crew(group)
+        member = Member(
+            name, session, request_id, crew=crew, topics=tuple(sorted(consume.topics)),
+            joined_at_ms=self._broker.clock.now_ms(),
+        )  # fmt: skip
+        self._consuming.joined(member, credit=consume.credit)
+        session.send(Kind.REPLY, request_id, encode_json(self._welcome(member, group, consume)))
+
+    def _welcome(self, member: Member, group: Group, consume: Consume) -> Joined:
+        record = group.record
+        positions: dict[str, int] = {}
+        if record.mode == "broadcast":
+            known = group.positions.get(member.name, {})
+            for name in consume.topics:
+                topic = self._broker.catalogue.find(name)
+                positions[name] = (
+                    known[name] if name in known else self._consuming.start_of(record, topic)
+                )
+        return Joined(
+            member=member.name, mode=record.mode, lease_ms=record.lease_ms, topics=consume.topics,
+            state=member.state, at_most_once=record.at_most_once, retry_limit=record.retry.limit,
+            positions=positions,
+        )  # fmt: skip
+
+
+class _Gate:
+    """Lets those who join one group in one after another."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+def on_loop(begin: Callable[[Done], object]) -> asyncio.Future[None]:
+    """Return a future for something that tells its end by a call.
+
+    >>> async def main() -> None:
+    ...     await on_loop(lambda done: done(None))
+    >>> asyncio.run(main())
+    """
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: OnwardError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    begin(done)
+    return future

@@ -1,0 +1,122 @@
+"""How messages ended, on the way to the disk: rows of the trace, one commit's worth together.
+
+    acked ranges ──┐
+    other rows  ───┴─▶ gathered ──▶ sealed (its commit begins) ──▶ folded ──▶ everyone told
+                                         └─ refused: given back, everyone told why
+
+Acks of all members that arrive before a commit begins become one row for each member and topic:
+the acks first, then the other rows in their order. Nothing is folded before it is durable, and
+what is folded is exactly what was written, in its order: recovery does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from onward.delivery.ranges import Range
+from onward.delivery.trace import Trace, encode_rows
+from onward.errors import OnwardError
+
+if TYPE_CHECKING:
+    from onward.broker.publish import Publishing
+
+Done = Callable[[OnwardError | None], None]
+Timed = tuple[int, int, int]
+"""A range and how long it took: start, end, milliseconds."""
+
+
+class _Gathered:
+    """What goes to the disk with one commit."""
+
+    __slots__ = ("acked", "bodies", "done", "later", "rows")
+
+    def __init__(self) -> None:
+        self.acked: dict[tuple[str, str, str], list[Timed]] = {}
+        self.later: list[Trace] = []
+        self.done: list[Done] = []
+        self.rows: list[Trace] = []
+        self.bodies: list[bytes] | None = None
+
+
+class Outcomes:
+    """Gathers outcomes, publishes them as rows of the trace, and folds them."""
+
+    def __init__(
+        self,
+        publishing: Publishing,
+        *,
+        fold: Callable[[list[Trace]], None],
+        give_back: Callable[[list[Trace]], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._publishing = publishing
+        self._fold = fold
+        self._give_back = give_back
+        self._now_ms = now_ms
+        self._gathered: _Gathered | None = None
+
+    def ack(self, group: str, topic: str, member: str, timed: list[Timed]) -> None:
+        """Take note that a member has finished ranges."""
+        acked = self._open().acked
+        key = (group, topic, member)
+        if key in acked:
+            acked[key] += timed
+        else:
+            acked[key] = timed
+
+    def add(self, rows: list[Trace]) -> None:
+        """Take note of anything else."""
+        self._open().later += rows
+
+    def when_durable(self, done: Done) -> None:
+        """Call `done` when all that was taken note of is durable, or why it will not be."""
+        self._open().done.append(done)
+
+    def _open(self) -> _Gathered:
+        if self._gathered is None:
+            self._gathered = gathered = _Gathered()
+            self._publishing.record(
+                lambda: self._seal(gathered), done=lambda error: self._settle(gathered, error)
+            )
+        return self._gathered
+
+    def _seal(self, gathered: _Gathered) -> list[bytes]:
+        """Return the rows as they are written; what comes from now on is for the next commit."""
+        if gathered.bodies is None:
+            if self._gathered is gathered:
+                self._gathered = None
+            now_ms = self._now_ms()
+            gathered.rows = [
+                _acked_row(key, timed, now_ms) for key, timed in gathered.acked.items()
+            ] + gathered.later
+            gathered.bodies = encode_rows(gathered.rows)
+        return gathered.bodies
+
+    def _settle(self, gathered: _Gathered, error: OnwardError | None) -> None:
+        if error is None:
+            self._fold(gathered.rows)
+        else:
+            self._seal(gathered)
+            self._give_back(gathered.rows)
+        for done in gathered.done:
+            done(error)
+
+
+def _acked_row(key: tuple[str, str, str], timed: list[Timed], now_ms: int) -> Trace:
+    """Return one row for all that a member finished; neighbours become one range."""
+    group, topic, member = key
+    ranges: list[Range] = []
+    took: list[int] = []
+    timed.sort()
+    for start, end, took_ms in timed:
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], end)
+            took[-1] = max(took[-1], took_ms)
+        else:
+            ranges.append((start, end))
+            took.append(took_ms)
+    return Trace(
+        did="acked", at_ms=now_ms, group=group, topic=topic, member=member, ranges=tuple(ranges),
+        took_ms=tuple(took),
+    )  # fmt: skip

@@ -1,0 +1,240 @@
+"""How deliveries end: what members say of them, and what happens when they say nothing.
+
+    ack ──────────▶ acked       retry ──▶ retried, or dead when it was the last attempt
+    reject ───────▶ dead        lease ran out, connection died ──▶ expired, lost; or dead
+    release ──────▶ ready again, nothing is counted                  renew ──▶ leased for longer
+
+Only who holds a lease can settle it: anything else is refused, row by row, and changes nothing.
+The answer comes when everything of the frame is durable. A member that dies has perhaps not even
+looked at what it held, so the first few times such a death makes no dead letter, whatever the
+policy of the group says.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from onward.broker.crew import Crew, Member
+from onward.delivery.lease import Lease
+from onward.delivery.ranges import Range, count_of
+from onward.delivery.trace import Trace, short_cause
+from onward.errors import InvalidRequest, OnwardError
+from onward.protocol.deliveries import Outcome, Row, decode_ack, decode_settle, settled_frame
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.consume import Consuming
+    from onward.broker.session import Session
+
+logger = logging.getLogger("onward.consume")
+
+DEATHS_MAX = 5
+"""So often at least a message comes again whose members died or fell silent."""
+DUE_MS_MAX = 10 * 366 * 86_400_000
+EXPIRED_SAID = 8
+"""A lease that ran out is said in the log for the first few of a group, then every 1,000th."""
+
+Grant = tuple[int, int, int]
+
+
+class Settling:
+    """Takes ACK and SETTLE frames, and the ends that nobody announces."""
+
+    def __init__(self, broker: Broker, consuming: Consuming) -> None:
+        self._broker = broker
+        self._consuming = consuming
+
+    # --- what members say --------------------------------------------------------------------
+
+    def ack(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        """Take one ACK frame."""
+        consumer, rows = decode_ack(payload)
+        member = self._consuming.members_on(session).get(consumer)
+        if member is None:
+            # Its membership has ended, and with it every lease.
+            session.write(settled_frame(request_id, rows))
+            return
+        leases, refused = member.crew.leases, []
+        now_ms = self._broker.clock.monotonic_ms()
+        timed: dict[str, list[tuple[int, int, int]]] = {}
+        for delivery, start, end in rows:
+            lease = leases.find(delivery)
+            if lease is None:
+                refused.append((delivery, start, end))
+                continue
+            took_ms = now_ms - lease.leased_at_ms
+            held = leases.settle(delivery, start, end, member=member.name)
+            if held != [(start, end)]:
+                refused += _missing(delivery, start, end, held)
+            if held:
+                timed.setdefault(lease.topic, []).extend(
+                    [(first, last, took_ms) for first, last in held]
+                )
+        for topic, ranges in timed.items():
+            member.acked += sum([end - start for start, end, _ in ranges])
+            self._consuming.outcomes.ack(member.crew.group.record.name, topic, member.name, ranges)
+        self._answer(session, request_id, refused, has_rows=bool(timed))
+
+    def settle(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        """Take one SETTLE frame."""
+        consumer, outcomes = _decoded(payload)
+        member = self._consuming.members_on(session).get(consumer)
+        refused: list[Row] = []
+        traces: list[Trace] = []
+        for outcome in outcomes:
+            self._check(outcome)
+        for outcome in outcomes:
+            if member is None:
+                refused += [(outcome.delivery, start, end) for start, end in outcome.ranges]
+            elif outcome.do == "renew":
+                refused += self._renew(member, outcome)
+            else:
+                traces += self._settle(member, outcome, refused)
+        if traces:
+            self._consuming.outcomes.add(traces)
+        if member is not None:
+            self._consuming.set_alarm(member.crew)
+        self._answer(session, request_id, refused, has_rows=bool(traces))
+
+    def _answer(
+        self, session: Session, request_id: int, refused: list[Row], *, has_rows: bool
+    ) -> None:
+        if not has_rows:
+            session.write(settled_frame(request_id, refused))
+            return
+
+        def done(error: OnwardError | None) -> None:
+            if error is None:
+                session.write(settled_frame(request_id, refused))
+            else:
+                session.refuse(request_id, error)
+
+        self._consuming.outcomes.when_durable(done)
+
+    def _check(self, outcome: Outcome) -> None:
+        due_ms = outcome.after_ms or 0
+        if outcome.at_ms is not None:
+            due_ms = outcome.at_ms - self._broker.clock.now_ms()
+        if due_ms > DUE_MS_MAX:
+            raise InvalidRequest("a retry is due within ten years")
+
+    def _renew(self, member: Member, outcome: Outcome) -> list[Row]:
+        crew = member.crew
+        if crew.leases.renew(
+            outcome.delivery, member=member.name, now_ms=self._broker.clock.monotonic_ms(),
+            lease_ms=crew.group.record.lease_ms,
+        ):  # fmt: skip
+            return []
+        return [(outcome.delivery, start, end) for start, end in outcome.ranges or ((0, 1),)]
+
+    def _settle(self, member: Member, outcome: Outcome, refused: list[Row]) -> list[Trace]:
+        crew = member.crew
+        lease = crew.leases.find(outcome.delivery)
+        if lease is None or lease.member != member.name:
+            refused += [(outcome.delivery, *one) for one in outcome.ranges or ((0, 1),)]
+            return []
+        held: list[Range] = []
+        for start, end in outcome.ranges or tuple(lease.ranges):
+            part = crew.leases.settle(outcome.delivery, start, end, member=member.name)
+            refused += _missing(outcome.delivery, start, end, part)
+            held += part
+        if not held:
+            return []
+        if outcome.do == "release":
+            crew.sources[lease.topic].give_back(held)
+            self._consuming.serve_soon(crew)
+            return []
+        grants = crew.sources[lease.topic].share.grants(held)
+        if outcome.do == "reject":
+            return [self._dead(crew, lease, grant, outcome.cause) for grant in grants]
+        member.retried += count_of(held)
+        return [self._retried(crew, lease, grant, outcome) for grant in grants]
+
+    def _retried(self, crew: Crew, lease: Lease, grant: Grant, outcome: Outcome) -> Trace:
+        """Return the row for one more attempt, or for none when that was the last."""
+        start, end, attempt = grant
+        policy = crew.group.record.retry
+        if outcome.count and attempt >= policy.limit:
+            cause = outcome.cause or f"attempt {attempt} of {policy.limit} failed"
+            return self._dead(crew, lease, grant, cause)
+        now_ms = self._broker.clock.now_ms()
+        if outcome.at_ms is not None:
+            due_at_ms = max(now_ms, outcome.at_ms)
+        elif outcome.after_ms is not None:
+            due_at_ms = now_ms + outcome.after_ms
+        else:
+            due_at_ms = now_ms + policy.delay_after(attempt, spread=self._broker.spread())
+        return self._row(
+            "retried", crew, lease, (start, end), attempt=attempt if outcome.count else attempt - 1,
+            due_at_ms=due_at_ms, cause=outcome.cause,
+        )  # fmt: skip
+
+    def _dead(self, crew: Crew, lease: Lease, grant: Grant, cause: str) -> Trace:
+        start, end, attempt = grant
+        return self._row(
+            "dead", crew, lease, (start, end), attempt=attempt, cause=cause or "rejected"
+        )
+
+    # --- what happens when they say nothing --------------------------------------------------
+
+    def lose(self, crew: Crew, lease: Lease, did: Literal["expired", "lost"]) -> None:
+        """Give back what a lease holds that ran out, or whose member died: an attempt it was."""
+        source = crew.sources.get(lease.topic)
+        ranges = list(lease.ranges)
+        if source is None or not ranges:
+            return
+        if did == "expired":
+            self._say_expired(crew, lease)
+        limit = max(crew.group.record.retry.limit, DEATHS_MAX)
+        rows = []
+        for start, end, attempt in source.share.grants(ranges):
+            if attempt >= limit:
+                cause = (
+                    f"its lease ran out {attempt} times, last with {lease.member!r}"
+                    if did == "expired"
+                    else f"member {lease.member!r} died with it, attempt {attempt}"
+                )
+                rows.append(self._dead(crew, lease, (start, end, attempt), cause))
+            else:
+                now_ms = self._broker.clock.now_ms()
+                rows.append(
+                    self._row(did, crew, lease, (start, end), attempt=attempt, due_at_ms=now_ms)
+                )
+        self._consuming.outcomes.add(rows)
+
+    def _say_expired(self, crew: Crew, lease: Lease) -> None:
+        if (member := crew.members.get(lease.member)) is not None:
+            member.expired += lease.ranges.count
+        if crew.expired_count <= EXPIRED_SAID or crew.expired_count % 1_000 == 0:
+            logger.warning(
+                "lease ran out: member %r of group %r did not settle %d messages of %r in time",
+                lease.member, crew.group.record.name, lease.ranges.count, lease.topic,
+            )  # fmt: skip
+
+    def _row(
+        self, did: str, crew: Crew, lease: Lease, one: Range, *, attempt: int, due_at_ms: int = 0,
+        cause: str = "",
+    ) -> Trace:  # fmt: skip
+        return Trace(
+            did=did, at_ms=self._broker.clock.now_ms(), group=crew.group.record.name,
+            topic=lease.topic, ranges=(one,), member=lease.member, attempt=attempt,
+            due_at_ms=due_at_ms, cause=short_cause(cause),
+        )  # fmt: skip
+
+
+def _decoded(payload: bytes | bytearray) -> tuple[int, tuple[Outcome, ...]]:
+    settle = decode_settle(payload)
+    return settle.consumer, settle.rows
+
+
+def _missing(delivery: int, start: int, end: int, held: list[Range]) -> list[Row]:
+    """Return what of [start, end) was not held."""
+    missing: list[Row] = []
+    for first, last in held:
+        if start < first:
+            missing.append((delivery, start, first))
+        start = last
+    if start < end:
+        missing.append((delivery, start, end))
+    return missing

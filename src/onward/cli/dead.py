@@ -1,0 +1,176 @@
+"""`onward dead`: the dead letters of a group; list, deliver again, export, purge.
+
+`redrive` and `purge` count first and ask; `--dry-run` only counts, `--yes` does not ask. Without
+IDs, --topic and --text they mean all dead letters of the group.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+import onward
+from onward.cli.group import Which, dry_run_option, yes_option
+from onward.cli.options import json_option
+from onward.cli.output import print_json, print_line, print_rows
+from onward.cli.params import WHICH, Connect, client_options, confirm
+from onward.cli.read import as_record
+from onward.client.groups import DeadLetterDescription
+from onward.durations import format_instant
+
+_Command = TypeVar("_Command")
+
+_COLUMNS = ["id", "died", "attempts", "member", "cause"]
+_CAUSE_WIDTH = 100
+
+
+@click.group()
+def command() -> None:
+    """List, redrive, export and purge the dead letters of a group.
+
+    Example:  onward dead list billing
+    """
+
+
+def _choice(decorated: _Command) -> _Command:
+    """Add what says which dead letters are meant."""
+    for option in (
+        click.option("--text", metavar="TEXT", help="Only those with this in cause or body."),
+        click.option("--topic", metavar="TOPIC", help="Only those of this topic."),
+    ):
+        decorated = option(decorated)  # type: ignore[type-var]
+    return decorated
+
+
+@command.command("list")
+@click.argument("group")
+@_choice
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, metavar="N",
+    help="How many at most. [default: 100]",
+)  # fmt: skip
+@json_option
+@client_options
+def list_dead(
+    *,
+    connect: Connect,
+    group: str,
+    topic: str | None,
+    text: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List the dead letters of a group: what, when, after how many attempts, why.
+
+    Example:  onward dead list billing --text "no such order"
+    """
+    with connect() as mq:
+        letters = list(islice(mq.dead_letters(group, topic=topic, text=text), limit))
+        count = mq.group(group).dead
+    if as_json:
+        for letter in letters:
+            print_json(_record(letter, group))
+        return
+    print_rows(map(_row, letters), columns=_COLUMNS)
+    if len(letters) == limit < count:
+        print_line(f"{len(letters):,} of {count:,}")
+
+
+@command.command()
+@click.argument("group")
+@_choice
+@client_options
+def export(*, connect: Connect, group: str, topic: str | None, text: str | None) -> None:
+    """Print dead letters with their messages, one line of JSON each.
+
+    Example:  onward dead export billing > dead.jsonl
+    """
+    with connect() as mq:
+        for letter in mq.dead_letters(group, topic=topic, text=text, messages=True):
+            print_json(_record(letter, group))
+
+
+@command.command()
+@click.argument("group")
+@click.argument("ids", nargs=-1, type=WHICH, metavar="[ID...]")
+@_choice
+@dry_run_option
+@yes_option
+@json_option
+@client_options
+def redrive(*, connect: Connect, **options: Any) -> None:
+    """Deliver dead letters again, to this group only; their attempts begin from 1.
+
+    Example:  onward dead redrive billing --text "no such order" --yes
+    """
+    _settle(connect, "redrive", "redriven", **options)
+
+
+@command.command()
+@click.argument("group")
+@click.argument("ids", nargs=-1, type=WHICH, metavar="[ID...]")
+@_choice
+@dry_run_option
+@yes_option
+@json_option
+@client_options
+def purge(*, connect: Connect, **options: Any) -> None:
+    """Forget dead letters; their messages stay in the topic.
+
+    Example:  onward dead purge billing orders/7
+    """
+    _settle(connect, "purge", "purged", **options)
+
+
+def _settle(
+    connect: Connect, verb: str, done: str, *, group: str, ids: tuple[Which, ...],
+    topic: str | None, text: str | None, dry_run: bool, yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Count, ask, and do it."""
+    if ids and topic:
+        raise click.UsageError(
+            "IDs name their topic: --topic does not fit", click.get_current_context()
+        )
+    with connect() as mq:
+        count = _count(mq, verb, group, ids, topic, text, dry_run=True)
+        if not dry_run and count:
+            confirm(f"{verb} {count:,} dead letters of group {group!r}?", yes=yes)
+            count = _count(mq, verb, group, ids, topic, text, dry_run=False)
+    if as_json:
+        print_json({"group": group, "count": count, "dry_run": dry_run})
+    else:
+        print_line(f"{count:,} dead letters {'would be' if dry_run else 'were'} {done}")
+
+
+def _count(
+    mq: onward.SyncClient, verb: str, group: str, ids: tuple[Which, ...], topic: str | None,
+    text: str | None, *, dry_run: bool,
+) -> int:  # fmt: skip
+    settle = mq.redrive if verb == "redrive" else mq.purge
+    if not ids:
+        return settle(group, topic=topic, text=text, dry_run=dry_run)
+    count = 0
+    for name, offsets in ids:
+        count += settle(group, topic=name, offsets=offsets, text=text, dry_run=dry_run)
+    return count
+
+
+def _record(letter: DeadLetterDescription, group: str) -> dict[str, object]:
+    """Return a line of JSON; with its message `onward publish --json-lines` reads it too."""
+    place = {"id": letter.id, "topic": letter.topic, "offset": letter.offset}
+    message = place if letter.message is None else as_record(letter.message)
+    return message | {
+        "group": group, "cause": letter.cause, "attempts": letter.attempts,
+        "member": letter.member, "died_at_ms": letter.died_at_ms,
+    }  # fmt: skip
+
+
+def _row(letter: DeadLetterDescription) -> dict[str, object]:
+    cause = letter.cause
+    return {
+        "id": letter.id, "died": format_instant(letter.died_at_ms), "attempts": letter.attempts,
+        "member": letter.member,
+        "cause": cause if len(cause) <= _CAUSE_WIDTH else f"{cause[: _CAUSE_WIDTH - 1]}…",
+    }  # fmt: skip

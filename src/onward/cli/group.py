@@ -1,0 +1,390 @@
+"""`onward group`: one group; show, create, change, pause, resume, delete, move, look.
+
+What is changed is durable when the command returns. Before what cannot be undone it counts what
+would happen and asks; `--dry-run` only counts, `--yes` does not ask.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+import onward
+from onward.cli.groups import age, as_record
+from onward.cli.options import json_option
+from onward.cli.output import print_json, print_line, print_rows
+from onward.cli.params import START, WHICH, Connect, client_options, confirm
+from onward.cli.read import as_line
+from onward.cli.read import as_record as message_record
+from onward.cli.wishes import as_wish, wish_options
+from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
+from onward.clock import SystemClock
+from onward.durations import format_duration, format_instant
+
+Which = tuple[str, range]
+
+_TOPICS = ["topic", "cursor", "end", "backlog", "oldest", "ready", "waiting", "leased", "dead"]
+_MEMBERS = [
+    "member", "state", "client", "host", "leased", "credit", "acked", "retried", "expired",
+    "rate",
+]  # fmt: skip
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only count what would happen.")
+
+
+@click.group()
+def command() -> None:
+    """Show, create, change, pause, move and delete one group.
+
+    Example:  onward group show billing
+    """
+
+
+# --- what it is ---------------------------------------------------------------------------------
+
+
+@command.command()
+@click.argument("group")
+@json_option
+@client_options
+def show(*, connect: Connect, group: str, as_json: bool) -> None:
+    """Show one group: its settings, how far it is with each topic, and its members.
+
+    Example:  onward group show billing
+    """
+    with connect() as mq:
+        _print_group(mq.group(group), as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option(
+    "--start", type=START, metavar="START",
+    help="earliest, latest, an offset, 10m (ago) or 2026-11-16T10:00Z. [default: earliest]",
+)  # fmt: skip
+@wish_options
+@json_option
+@client_options
+def create(
+    *,
+    connect: Connect,
+    group: str,
+    topics: tuple[str, ...],
+    start: str | int | datetime | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Create a group. Consuming does it too; this says how it is to be.
+
+    Example:  onward group create billing orders --mode ordered --retry fixed:10s:5
+    """
+    wish = as_wish(given)
+    with connect() as mq:
+        _print_group(mq.create_group(group, topics, start=start, **wish), as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@wish_options
+@click.option(
+    "--add-topic", "topics", multiple=True, metavar="TOPIC", help="Consume this topic as well."
+)
+@json_option
+@client_options
+def change(
+    *, connect: Connect, group: str, topics: tuple[str, ...], as_json: bool, **given: Any
+) -> None:
+    """Change what is given of a group, and leave the rest.
+
+    Example:  onward group change billing --lease 2m --retry 10s,1m,5m
+    """
+    wish = as_wish(given)
+    if not topics and all(value is None for value in wish.values()):
+        raise click.UsageError("nothing to change", click.get_current_context())
+    with connect() as mq:
+        changed = mq.change_group(group, add_topics=topics, **wish)
+        _print_group(changed, as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@yes_option
+@json_option
+@client_options
+def delete(*, connect: Connect, group: str, yes: bool, as_json: bool) -> None:
+    """Delete a group: its members are told, its position and its dead letters are gone.
+
+    Example:  onward group delete trial --yes
+    """
+    with connect() as mq:
+        found = mq.group(group)
+        words = f"{found.member_count:,} members, {found.dead:,} dead letters"
+        confirm(f"delete group {group!r} with {words}?", yes=yes)
+        mq.delete_group(group)
+    if as_json:
+        print_json({"group": group, "members": found.member_count, "dead": found.dead})
+    else:
+        print_line(f"deleted {group} with {words}")
+
+
+# --- stop and go --------------------------------------------------------------------------------
+
+
+@command.command()
+@click.argument("group")
+@json_option
+@client_options
+def pause(*, connect: Connect, group: str, as_json: bool) -> None:
+    """Deliver nothing more to a group, until it is resumed.
+
+    Example:  onward group pause billing
+    """
+    with connect() as mq:
+        mq.pause_group(group)
+    _tell(f"paused {group}", {"group": group, "paused": True}, as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@json_option
+@client_options
+def resume(*, connect: Connect, group: str, as_json: bool) -> None:
+    """Deliver again to a group that was paused.
+
+    Example:  onward group resume billing
+    """
+    with connect() as mq:
+        mq.resume_group(group)
+    _tell(f"resumed {group}", {"group": group, "paused": False}, as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@click.argument("member")
+@click.option("--offline/--online", required=True, help="Take it out, or let it in again.")
+@json_option
+@client_options
+def member(*, connect: Connect, group: str, member: str, offline: bool, as_json: bool) -> None:
+    """Take one member out of a group, or let it in again.
+
+    Example:  onward group member billing ann --offline
+    """
+    with connect() as mq:
+        mq.set_member(group, member, offline=offline)
+    record = {"group": group, "member": member, "offline": offline}
+    _tell(f"{member} of {group} is {'off' if offline else 'on'}line", record, as_json=as_json)
+
+
+# --- moving around ------------------------------------------------------------------------------
+
+
+@command.command()
+@click.argument("group")
+@click.option(
+    "--to", type=START, required=True, metavar="START",
+    help="earliest, latest, an offset, 10m (ago) or 2026-11-16T10:00Z.",
+)  # fmt: skip
+@click.option("--topic", metavar="TOPIC", help="Only this topic; all of them otherwise.")
+@dry_run_option
+@yes_option
+@json_option
+@client_options
+def reset(
+    *,
+    connect: Connect,
+    group: str,
+    to: str | int | datetime,
+    topic: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Begin again somewhere else: everything from there on is delivered, what is before is not.
+
+    Example:  onward group reset billing --to 2h --topic orders
+    """
+    with connect() as mq:
+        count = mq.reset_group(group, to=to, topic=topic, dry_run=True)
+        if not dry_run:
+            confirm(f"reset group {group!r}, which leaves {count:,} messages to deliver?", yes=yes)
+            count = mq.reset_group(group, to=to, topic=topic)
+    said = "would be" if dry_run else "are"
+    _tell(f"{count:,} messages {said} to be delivered to {group}",
+          {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
+
+
+@command.command()
+@click.argument("group")
+@click.argument("ids", nargs=-1, required=True, type=WHICH, metavar="ID...")
+@json_option
+@client_options
+def skip(*, connect: Connect, group: str, ids: tuple[Which, ...], as_json: bool) -> None:
+    """Count messages as finished without delivering them: topic/7, or topic/7-12 for several.
+
+    Example:  onward group skip billing orders/7 orders/9-12
+    """
+    with connect() as mq:
+        count = 0
+        for topic, offsets in ids:
+            count += mq.skip(group, topic, offsets)
+    _tell(f"skipped {count:,} messages", {"group": group, "count": count}, as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@click.argument("ids", nargs=-1, type=WHICH, metavar="[ID...]")
+@click.option("--topic", metavar="TOPIC", help="With --from: which topic.")
+@click.option("--from", "start", type=START, metavar="TIME", help="2h (ago) or 2026-11-16T10:00Z.")
+@click.option("--until", "end", type=START, metavar="TIME", help="The end of it. [default: now]")
+@dry_run_option
+@json_option
+@client_options
+def replay(
+    *,
+    connect: Connect,
+    group: str,
+    ids: tuple[Which, ...],
+    topic: str | None,
+    start: str | int | datetime | None,
+    end: str | int | datetime | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Deliver finished messages once more to this group: by id, or what was published in a window.
+
+    Example:  onward group replay billing --topic orders --from 2h --until 1h
+    """
+    if bool(ids) == bool(start) or bool(topic) != bool(start) or (end and not start):
+        raise click.UsageError(
+            "say which: IDs, or --topic with --from and --until", click.get_current_context()
+        )
+    with connect() as mq:
+        if topic:
+            count = mq.replay(group, topic, start=start, end=end, dry_run=dry_run)
+        else:
+            count = 0
+            for name, offsets in ids:
+                count += mq.replay(group, name, offsets, dry_run=dry_run)
+    said = "would be replayed" if dry_run else "are replayed"
+    _tell(f"{count:,} messages {said} to {group}",
+          {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
+
+
+@command.command()
+@click.argument("group")
+@click.argument("to")
+@json_option
+@client_options
+def fork(*, connect: Connect, group: str, to: str, as_json: bool) -> None:
+    """Make a copy of a group that is where it is now, for a trial.
+
+    Example:  onward group fork billing trial
+    """
+    with connect() as mq:
+        _print_group(mq.fork_group(group, to), as_json=as_json)
+
+
+@command.command()
+@click.argument("group")
+@click.argument("topic")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), default=10, metavar="N",
+    help="How many at most. [default: 10]",
+)  # fmt: skip
+@json_option
+@client_options
+def peek(*, connect: Connect, group: str, topic: str, count: int, as_json: bool) -> None:
+    """Show the messages that would be delivered next, without delivering them.
+
+    Example:  onward group peek billing orders --count 3
+    """
+    with connect() as mq:
+        for message in mq.peek(group, topic, n=count):
+            print_message(message, as_json=as_json)
+
+
+# --- printing -----------------------------------------------------------------------------------
+
+
+def print_message(message: onward.Message, *, as_json: bool) -> None:
+    """Print a message as `onward read` does."""
+    if as_json:
+        print_json(message_record(message))
+    else:
+        print_line(as_line(message))
+
+
+def _tell(text: str, record: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        print_line(text)
+
+
+def _print_group(group: GroupDescription, *, as_json: bool) -> None:
+    if as_json:
+        print_json(as_record(group))
+        return
+    now_ms = SystemClock().now_ms()
+    rows = [{"name": name, "value": value} for name, value in _words(group).items()]
+    print_rows(rows, columns=["name", "value"])
+    if group.topics:
+        print_line("")
+        print_rows([_share_row(one, now_ms=now_ms) for one in group.topics], columns=_TOPICS)
+    if group.members:
+        print_line("")
+        print_rows(map(_member_row, group.members), columns=_MEMBERS)
+
+
+def _words(group: GroupDescription) -> dict[str, str]:
+    """Return the settings of a group, as a person would write them; defaults are left out."""
+    words = {
+        "group": group.group,
+        "mode": group.mode,
+        "state": "paused" if group.paused else "active",
+        "created": format_instant(group.created_at_ms),
+        "lease": format_duration(group.lease_ms),
+        "retry": f"{group.retry.kind}, {group.retry.limit} attempts at most",
+        "backlog": f"{group.backlog:,}",
+        "dead letters": f"{group.dead:,}",
+        "leases that ran out": f"{group.expired_leases:,}",
+    }
+    optional = {
+        "at most once": "yes" if group.at_most_once else "",
+        "tags, any of": ", ".join(group.filter.tags_any),
+        "tags, all of": ", ".join(group.filter.tags_all),
+        "headers": ", ".join(f"{name}={text}" for name, text in group.filter.headers.items()),
+        "priorities": "yes" if group.priorities else "",
+        "tenants": _tenants(group.tenants),
+        "rate per key": f"{group.key_rate:g} per second" if group.key_rate else "",
+        "at a time per key": str(group.key_concurrency or ""),
+        "members offline": ", ".join(group.offline),
+    }
+    return words | {name: text for name, text in optional.items() if text}
+
+
+def _tenants(weights: dict[str, float] | None) -> str:
+    if weights is None:
+        return ""
+    named = ", ".join(f"{name}={weight:g}" for name, weight in weights.items())
+    return named or "all alike"
+
+
+def _share_row(share: ShareDescription, *, now_ms: int) -> dict[str, object]:
+    return {
+        "topic": share.topic, "cursor": share.cursor, "end": share.end, "backlog": share.backlog,
+        "oldest": age(share.oldest_at_ms, now_ms=now_ms), "ready": share.ready,
+        "waiting": share.waiting, "leased": share.leased, "dead": share.dead,
+    }  # fmt: skip
+
+
+def _member_row(one: MemberDescription) -> dict[str, object]:
+    return {
+        "member": one.member, "state": one.state, "client": one.client, "host": one.host,
+        "leased": one.leased, "credit": one.credit, "acked": one.acked, "retried": one.retried,
+        "expired": one.expired, "rate": one.rate,
+    }  # fmt: skip

@@ -1,0 +1,108 @@
+"""`onward run`: an App as a program, in this process or in several that are started again.
+
+With `--workers` this process only keeps the others alive (`workers`).
+
+    exit 0    stopped by SIGTERM or ctrl-C: functions have ended, their acks are durable
+    exit 2    there is no such module or App        3    no broker answers
+    exit 130  a second signal: nothing was waited for
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from onward.cli.lines import log_to_stderr
+from onward.cli.workers import WORKER_VARIABLE, supervise
+
+if TYPE_CHECKING:
+    from onward.client.app import App
+
+logger = logging.getLogger("onward.run")
+
+PROGRAM = "from onward.cli import main; main()"
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option(
+    "--workers", type=click.IntRange(1, 1_000), default=1, metavar="N",
+    help="How many processes. [default: 1, which is this one]",
+)  # fmt: skip
+@click.option(
+    "--address", envvar="ONWARD_ADDRESS", metavar="ADDRESS",
+    help="Where the broker is, whatever the App says. [default: ONWARD_ADDRESS, or as it says]",
+)  # fmt: skip
+@click.pass_context
+def command(ctx: click.Context, *, app: str, workers: int, address: str | None) -> None:
+    """Run the consumers of an App.
+
+    Example:  onward run shop:app --workers 4
+    """
+    log_to_stderr()
+    # As `python -m` does: a program is where it is called.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    found = load_app(app)
+    if workers == 1:
+        _run(found, app, address)
+        return
+    given = [] if address is None else ["--address", address]
+    ctx.exit(asyncio.run(supervise([sys.executable, "-c", PROGRAM, "run", app, *given], workers)))
+
+
+def load_app(target: str) -> App:
+    """Import the App that `module:name` names; what is wrong with that is wrong usage."""
+    module_name, _, name = target.partition(":")
+    name = name or "app"
+    plain = module_name.removesuffix(".py").replace(os.sep, ".").strip(".")
+    if plain != module_name or not all(part.isidentifier() for part in plain.split(".")):
+        hint = f"; did you mean {plain}:{name}?" if plain and plain != module_name else ""
+        raise _wrong(f"{target!r} is not MODULE:APP{hint}")
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise _wrong(f"there is no module {error.name!r} here or among what is installed") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise _wrong(f"module {module_name!r} has no {name!r}")
+        found = getattr(found, part)
+    from onward.client.app import App
+
+    if not isinstance(found, App):
+        raise _wrong(f"{target!r} is not an onward.App, but of type {type(found).__name__}")
+    return found
+
+
+def _run(app: App, target: str, address: str | None) -> None:
+    functions = ", ".join(f"{work.name} ({work.group})" for work in app.works)
+    logger.info("%s starts: %s, pid %d", target, functions or "no functions", os.getpid())
+    if os.environ.get(WORKER_VARIABLE):
+        app.on_start(lambda: _stop_with_parent(app))
+    app.main(address=address)
+    logger.info("%s stopped", target)
+
+
+def _stop_with_parent(app: App) -> None:
+    """Stop when the parent is gone, however it went: it holds the other end of our stdin."""
+    loop = asyncio.get_running_loop()
+    stdin = sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            logger.warning("the parent is gone: stopping")
+            app.stop()
+
+    loop.add_reader(stdin, read)
+
+
+def _wrong(text: str) -> click.UsageError:
+    return click.UsageError(text, click.get_current_context(silent=True))

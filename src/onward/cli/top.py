@@ -1,0 +1,187 @@
+"""`onward top`: what a broker does right now: rates, backlogs, members, leases that ran out.
+
+    sample ── interval ── sample ──▶ rates ──▶ screen ──▶ again
+
+Rates are differences of two samples, so the first screen comes after one interval. On a terminal
+the screen is drawn anew; into a pipe one after the other is written. With --once there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+import onward
+from onward.cli.groups import age
+from onward.cli.options import json_option
+from onward.cli.output import is_terminal, print_json, print_line, print_rows
+from onward.cli.params import DURATION, Connect, client_options
+from onward.client.groups import GroupDescription
+from onward.client.topics import TopicDescription
+from onward.clock import SystemClock
+
+_TOPICS = ["topic", "messages", "published/s"]
+_GROUPS = [
+    "group", "state", "members", "backlog", "oldest", "leased", "dead", "expired", "done/s",
+]  # fmt: skip
+_MEMBERS = ["member", "group", "state", "leased", "acked", "expired", "acked/s"]
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the broker said at one moment."""
+
+    at_s: float
+    status: Mapping[str, Any]
+    topics: Sequence[TopicDescription]
+    groups: Sequence[GroupDescription]
+
+
+class View(msgspec.Struct, frozen=True):
+    """What is shown: rows, ranked; made of two samples."""
+
+    node: str
+    topics: list[dict[str, object]]
+    groups: list[dict[str, object]]
+    members: list[dict[str, object]]
+    warnings: list[str]
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Show one screen and end, for scripts.")
+@click.option(
+    "--interval", "interval_ms", type=DURATION, default="1s", metavar="DURATION",
+    help="Time between two screens. [default: 1s]",
+)  # fmt: skip
+@click.option(
+    "--rows", "rows_max", type=click.IntRange(1), default=15, metavar="N",
+    help="Rows of each table. [default: 15]",
+)  # fmt: skip
+@json_option
+@client_options
+def command(
+    *, connect: Connect, once: bool, interval_ms: int, rows_max: int, as_json: bool
+) -> None:
+    """Show live what a broker does: rates, backlogs, members, leases that ran out.
+
+    Example:  onward top --interval 5s
+    """
+    with connect() as mq:
+        before = _sample(mq)
+        while True:
+            time.sleep(interval_ms / 1_000)
+            now = _sample(mq)
+            view = make_view(before, now, now_ms=SystemClock().now_ms(), rows_max=rows_max)
+            _show(view, as_json=as_json)
+            if once:
+                return
+            before = now
+
+
+def _sample(mq: onward.SyncClient) -> Sample:
+    return Sample(time.monotonic(), mq.status(), mq.topics(), mq.groups())
+
+
+def make_view(before: Sample, now: Sample, *, now_ms: int, rows_max: int) -> View:
+    """Return what two samples show, the busiest first."""
+    elapsed_s = max(now.at_s - before.at_s, 1e-3)
+    return View(
+        node=str(now.status.get("node", "")),
+        topics=_topic_rows(before, now, elapsed_s)[:rows_max],
+        groups=_group_rows(before, now, elapsed_s, now_ms)[:rows_max],
+        members=_member_rows(before, now, elapsed_s)[:rows_max],
+        warnings=_warnings(before, now),
+    )
+
+
+def _topic_rows(before: Sample, now: Sample, elapsed_s: float) -> list[dict[str, object]]:
+    """Topics ranked by volume: what comes in now, then what is kept."""
+    ends = {topic.number: topic.next_offset for topic in before.topics}
+    rows: list[dict[str, object]] = [
+        {
+            "topic": topic.topic, "messages": topic.messages,
+            "published/s": _rate(topic.next_offset - ends.get(topic.number, 0), elapsed_s),
+        }
+        for topic in now.topics
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["published/s"], row["messages"]), reverse=True)
+
+
+def _group_rows(
+    before: Sample, now: Sample, elapsed_s: float, now_ms: int
+) -> list[dict[str, object]]:
+    """Groups ranked by what waits for them."""
+    finished = {group.group: _finished(group) for group in before.groups}
+    rows: list[dict[str, object]] = [
+        {
+            "group": group.group, "state": "paused" if group.paused else group.mode,
+            "members": group.member_count, "backlog": group.backlog,
+            "oldest": age(group.oldest_at_ms, now_ms=now_ms),
+            "leased": sum(share.leased for share in group.topics),
+            "dead": group.dead, "expired": group.expired_leases,
+            "done/s": _rate(
+                _finished(group) - finished.get(group.group, _finished(group)), elapsed_s
+            ),
+        }
+        for group in now.groups
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["backlog"], row["done/s"]), reverse=True)
+
+
+def _member_rows(before: Sample, now: Sample, elapsed_s: float) -> list[dict[str, object]]:
+    acked = {(g.group, one.member): one.acked for g in before.groups for one in g.members}
+    rows: list[dict[str, object]] = [
+        {
+            "member": one.member, "group": group.group, "state": one.state,
+            "leased": one.leased, "acked": one.acked, "expired": one.expired,
+            "acked/s": _rate(one.acked - acked.get((group.group, one.member), 0), elapsed_s),
+        }
+        for group in now.groups
+        for one in group.members
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["acked/s"], row["leased"]), reverse=True)
+
+
+def _warnings(before: Sample, now: Sample) -> list[str]:
+    """Say which groups lost leases since the last sample: members that take and do not answer."""
+    expired = {group.group: group.expired_leases for group in before.groups}
+    more = {group.group: group.expired_leases - expired.get(group.group, 0) for group in now.groups}
+    return [
+        f"group {name}: {count:,} {'lease' if count == 1 else 'leases'} ran out"
+        for name, count in more.items()
+        if count > 0
+    ]
+
+
+def _finished(group: GroupDescription) -> int:
+    """Return a number that grows by one with every message that is finished."""
+    return sum(share.end - share.backlog for share in group.topics)
+
+
+def _rate(count: int, elapsed_s: float) -> float:
+    # A topic that was deleted and made again begins at 0, and a reset makes finished ones less.
+    return round(max(0, count) / elapsed_s, 1)
+
+
+def _show(view: View, *, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(view))
+        return
+    if is_terminal():
+        click.echo(_CLEAR, nl=False)
+    moment = time.strftime("%H:%M:%S", time.gmtime())
+    print_line(f"onward top   {view.node}   {moment} UTC")
+    for rows, columns in (
+        (view.topics, _TOPICS), (view.groups, _GROUPS), (view.members, _MEMBERS),
+    ):  # fmt: skip
+        if rows:
+            print_line("")
+            print_rows(rows, columns=columns)
+    for warning in view.warnings:
+        print_line(f"warning: {warning}")
+    sys.stdout.flush()

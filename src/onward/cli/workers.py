@@ -1,0 +1,128 @@
+"""Processes that are started again when they die, until they are told to stop.
+
+    starting ──▶ running ──▶ dead ──▶ a pause, longer each time ──▶ starting ...
+
+    first signal    SIGTERM to all of them; each ends what it does
+    second signal   SIGKILL to all of them
+
+They are in sessions of their own, so ctrl-C reaches only this process, which tells them once. Each
+has a pipe as stdin whose other end is here: it ends when this process does, however that came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+logger = logging.getLogger("onward.run")
+
+WORKER_VARIABLE = "ONWARD_WORKER"
+STOPS = (signal.SIGTERM, signal.SIGINT)
+PAUSE_S_MIN = 0.5
+PAUSE_S_MAX = 30.0
+STEADY_S = 60.0
+"""One that lived so long did not die of how it starts."""
+
+
+def next_pause_s(pause_s: float, *, lived_s: float) -> float:
+    """Return how long to wait before the next start.
+
+    >>> [next_pause_s(pause_s, lived_s=1) for pause_s in (0, 0.5, 16, 30)]
+    [0.5, 1.0, 30.0, 30.0]
+    >>> next_pause_s(30, lived_s=3600)
+    0.5
+    """
+    if lived_s >= STEADY_S:
+        return PAUSE_S_MIN
+    return min(max(2 * pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
+
+
+async def supervise(command: Sequence[str], count: int) -> int:
+    """Keep `count` processes alive until a signal; return 0 when all of them ended well."""
+    workers = Workers(command)
+    loop = asyncio.get_running_loop()
+    for number in STOPS:
+        loop.add_signal_handler(number, workers.stop)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for place in range(1, count + 1):
+                group.create_task(workers.keep_alive(place))
+    finally:
+        for number in STOPS:
+            loop.remove_signal_handler(number)
+    return 0 if workers.ended_well else 1
+
+
+class Workers:
+    """All processes of one parent."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.ended_well = True
+        self._command = command
+        self._alive: set[Process] = set()
+        self._is_stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Tell all of them to end; the second time, end them."""
+        for process in self._alive:
+            if self._is_stopping.is_set():
+                process.kill()
+            else:
+                process.terminate()
+        self._is_stopping.set()
+
+    async def keep_alive(self, number: int) -> None:
+        """Start a process, and another one whenever it has died, until told to stop."""
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        while not self._is_stopping.is_set():
+            started_at = loop.time()
+            code = await self._run_one(number)
+            if self._is_stopping.is_set():
+                self.ended_well &= code == 0
+                return
+            pause_s = next_pause_s(pause_s, lived_s=loop.time() - started_at)
+            logger.warning(
+                "worker %d ended with %s; the next one starts in %.1f s",
+                number, _ending(code), pause_s,
+            )  # fmt: skip
+            await self._pause(pause_s)
+
+    async def _run_one(self, number: int) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, start_new_session=True,
+            env={**os.environ, WORKER_VARIABLE: str(number)},
+        )  # fmt: skip
+        self._alive.add(process)
+        if self._is_stopping.is_set():
+            process.terminate()
+        logger.info("worker %d started: pid %d", number, process.pid)
+        try:
+            return await process.wait()
+        finally:
+            self._alive.discard(process)
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._is_stopping.wait()
+        except TimeoutError:
+            return
+
+
+def _ending(code: int) -> str:
+    """Say how a process ended.
+
+    >>> _ending(1), _ending(-9)
+    ('exit code 1', 'signal SIGKILL')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,48 @@
+"""What the calls of a client stand on, so that they can live in several files.
+
+`Client` has all of it; `GroupCalls` and the others only say here what they use. Nothing of this is
+for users.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.client.keeper import Keeper
+from onward.client.reader import CREDIT_BYTES, Reader
+from onward.client.topics import TopicDescription
+from onward.clock import Clock
+from onward.message.message import Message
+from onward.protocol.payloads import Start
+
+
+class Asking:
+    """A client that can ask, read and tell the time."""
+
+    _clock: Clock
+    _timeout_s: float
+
+    async def _request(self, request: dict[str, object]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _keeper(self) -> Keeper:
+        raise NotImplementedError
+
+    async def get(self, topic: str, offset: int) -> Message:
+        """Return one message by its offset."""
+        raise NotImplementedError
+
+    async def topic(self, topic: str) -> TopicDescription:
+        """Return what there is to know of one topic."""
+        raise NotImplementedError
+
+    def _reader(self, topic: str, start: Start | str, credit_bytes: int = CREDIT_BYTES) -> Reader:
+        """Return a reader to the end of a topic."""
+        return Reader(
+            self._keeper(), topic, follow=False, timeout_s=self._timeout_s,
+            start=start,  # type: ignore[arg-type]  # "earliest" or "latest"
+            credit_bytes=credit_bytes,
+        )  # fmt: skip
+
+    def _reader_at(self, topic: str, offset: int, credit_bytes: int) -> Reader:
+        return self._reader(topic, Start(offset=offset), credit_bytes)

@@ -1,0 +1,372 @@
+"""Consuming topics as a member of a group: the program's end of it.
+
+    async for delivery in consumer             one message at a time, each with its verbs
+    async for batch in consumer.batches()      columns: a million messages a second
+    await consumer.fetch(100, wait="1s")       whoever asks for messages when it has time for them
+
+Nothing is acked by itself. It joins its group with the first of these calls (or `async with`), and
+leaves it when the loop is left, or by `aclose`: what it holds then goes back at once, and counts as
+no attempt. So settle what you have taken before you leave. When the connection is lost it joins
+again; what it held before is not its own any more (`LeaseLost`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from types import TracebackType
+from typing import Self
+
+from onward.client.credit import BATCHES, CREDIT_MAX, SINGLE_MIN
+from onward.client.delivery import Delivery
+from onward.client.delivery_batch import DeliveryBatch
+from onward.client.following import Following
+from onward.client.keeper import Keeper
+from onward.client.link import Link
+from onward.client.membership import Membership
+from onward.client.position import Place, PositionFile, PositionOnBroker
+from onward.client.topics import Duration, duration_ms
+from onward.errors import InvalidRequest
+from onward.protocol.deliveries import Consume, Joined
+
+
+class Closed(Exception):  # nobody's fault: it ends loops
+    """The consumer was closed or stopped."""
+
+
+class Consumer:
+    """A member of a group. Made by `Client.consume`.
+
+    >>> from onward import connect
+    >>> async def main() -> list[str]:
+    ...     async with connect("memory:") as mq:
+    ...         await mq.publish_many("orders", ["a", "b"])
+    ...         async with mq.consume("orders", group="billing") as consumer:
+    ...             deliveries = await consumer.fetch(10, wait="1s")
+    ...             await asyncio.gather(*[delivery.ack() for delivery in deliveries])
+    ...             return [delivery.text for delivery in deliveries]
+    >>> asyncio.run(main())
+    ['a', 'b']
+    """
+
+    def __init__(
+        self, keeper: Keeper, consume: Consume, *, timeout_s: float,
+        now_ms: Callable[[], int], credit: int | None = None, position: str | None = None,
+        is_named: bool = False,
+    ) -> None:  # fmt: skip
+        self._consume = consume
+        self._now_ms = now_ms
+        self._credit = _checked_credit(credit)
+        self._position = None if position is None else PositionFile(position, group=consume.group)
+        self._is_named = is_named
+        self._membership = Membership(
+            keeper, consume, timeout_s=timeout_s, on_joined=self._on_joined,
+            check_open=self._check_open,
+        )  # fmt: skip
+        self._following: Following | None = None
+        self._kept: dict[str, int] | None = None
+        self._last: Joined | None = None
+        self._is_stopped = False
+        self._is_closed = False
+        self._fetching = 0
+        self._idle: asyncio.TimerHandle | None = None
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._consume.group
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What is consumed."""
+        return self._consume.topics
+
+    @property
+    def member(self) -> str:
+        """The name by which the group knows this consumer."""
+        return self._consume.member
+
+    @property
+    def mode(self) -> str:
+        """The group's mode; empty before the first join."""
+        return "" if self._last is None else self._last.mode
+
+    @property
+    def lease_ms(self) -> int:
+        """For how long a message is leased; 0 before the first join."""
+        return 0 if self._last is None else self._last.lease_ms
+
+    @property
+    def is_standby(self) -> bool:
+        """Tell whether another member of an exclusive group was active when this one joined."""
+        return self._last is not None and self._last.state == "standby"
+
+    @property
+    def is_joined(self) -> bool:
+        """Tell whether the broker counts this member in, as far as is known here."""
+        return self._membership.is_joined
+
+    # --- taking ------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Give each message. Leaving the loop leaves the group."""
+        return self._deliveries()
+
+    async def _deliveries(self) -> AsyncGenerator[Delivery]:
+        membership, rest = self._membership, self._membership.rest
+        self._check_usable()
+        self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
+        try:
+            while True:
+                while rest:
+                    delivery = rest.popleft()
+                    membership.took(1)
+                    if not delivery.is_lost:
+                        yield delivery
+                rest.extend((await self._next_batch()).messages())
+        except Closed:
+            return
+        finally:
+            await self._leave()
+
+    async def batches(self) -> AsyncGenerator[DeliveryBatch]:
+        """Give messages as they were delivered: many at once, as columns.
+
+        >>> from onward import connect
+        >>> async def main() -> int:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         async for batch in mq.consume("orders", group="billing").batches():
+        ...             await batch.ack()
+        ...             return batch.count
+        >>> asyncio.run(main())
+        2
+        """
+        self._check_usable()
+        self._want(self._credit or BATCHES, is_fixed=True)
+        try:
+            while True:
+                batch = await self._next_batch()
+                self._membership.took(batch.count)
+                yield batch
+        except Closed:
+            return
+        finally:
+            await self._leave()
+
+    async def take(self, n: int = 1) -> list[Delivery]:
+        """Return up to `n` messages, as soon as there is one; none only after `stop`.
+
+        Like iterating, for a program that does several things at once: messages keep coming
+        between the calls, as far as there is credit, and only `aclose` leaves the group.
+        """
+        _check_count(n)
+        self._check_usable()
+        if not self._membership.credit.wanted:
+            self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
+        try:
+            while not (found := self._take_waiting(n)):
+                self._membership.rest.extend((await self._next_batch()).messages())
+        except Closed:
+            return []
+        self._membership.give_more()
+        return found
+
+    async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
+        """Return up to `n` messages: as soon as there is one, none when none came in time.
+
+        Between the calls nothing is asked for. What comes too late for one call waits for the
+        next one, but only for the time of a lease.
+
+        >>> from onward import connect
+        >>> async def main() -> list[Delivery]:
+        ...     async with connect("memory:") as mq:
+        ...         async with mq.consume("orders", group="billing") as consumer:
+        ...             return await consumer.fetch(10, wait="10ms")
+        >>> asyncio.run(main())
+        []
+        """
+        _check_count(n)
+        wait_s = duration_ms(wait) / 1000
+        self._check_usable()
+        self._stop_idling()
+        self._fetching += n
+        try:
+            await self.join()
+            return self._take_waiting(n) or await self._fetch(n, wait_s)
+        except Closed:
+            return []
+        finally:
+            self._fetching -= n
+            if self._fetching:
+                self._ask_for_fetches()
+            else:
+                self._rest_until_next_fetch()
+
+    async def _fetch(self, n: int, wait_s: float) -> list[Delivery]:
+        self._ask_for_fetches()
+        try:
+            async with asyncio.timeout(wait_s):
+                while not (found := self._take_waiting(n)):
+                    self._membership.rest.extend((await self._next_batch()).messages())
+                return found
+        except TimeoutError:
+            return self._take_waiting(n)
+
+    def _ask_for_fetches(self) -> None:
+        """Give credit for as many messages as all fetches that wait want."""
+        credit = self._membership.credit
+        credit.wanted = self._fetching
+        self._membership.give(self._fetching - credit.out)
+
+    def _take_waiting(self, n: int) -> list[Delivery]:
+        """Return up to `n` messages of those that have arrived."""
+        self._check_open()
+        membership, rest = self._membership, self._membership.rest
+        while len(rest) < n and (batch := membership.take_batch()) is not None:
+            rest.extend(batch.messages())
+        found: list[Delivery] = []
+        while rest and len(found) < n:
+            delivery = rest.popleft()
+            membership.credit.took(1)
+            if not delivery.is_lost:
+                found.append(delivery)
+        return found
+
+    def _rest_until_next_fetch(self) -> None:
+        """Let nothing more come; what still comes waits for the next fetch, but not for ever."""
+        self._membership.credit.wanted = 0
+        self._membership.take_back()
+        if self._following is None and not self._is_closed:
+            self._idle_on()
+
+    def _idle_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(max(1_000, self.lease_ms) / 1000, self._give_back)
+
+    def _give_back(self) -> None:
+        """Nobody fetches any more: let others have what came too late."""
+        if self._membership.has_waiting:
+            self._membership.take_back()
+            self._membership.release_waiting()
+        if self._membership.is_joined:
+            self._idle_on()
+
+    def _stop_idling(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    # --- joining and leaving -----------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Join the group, or raise why that is not possible."""
+        self._check_usable()
+        await self.join()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the group."""
+        await self.aclose()
+
+    async def join(self) -> None:
+        """Join the group now; taking messages does it by itself."""
+        self._check_open()
+        if self._kept is None:
+            self._kept = {}
+            if self._position is not None:
+                self._kept = await asyncio.to_thread(self._position.load)
+        if self._membership.end is not None:
+            raise self._membership.end
+        await self._membership.join()
+
+    def stop(self) -> None:
+        """Take nothing more: loops end, and what waits is given back.
+
+        What was taken stays leased until `aclose`, so that it can be finished and settled.
+        """
+        if not self._is_stopped:
+            self._is_stopped = True
+            if self._following is not None:
+                self._following.is_pausing = True
+            self._membership.credit.wanted = 0
+            self._membership.take_back()
+            self._membership.release_waiting()
+            self._membership.wake()
+
+    async def aclose(self) -> None:
+        """Leave the group for good: what was settled is answered, what is held is given back."""
+        self._is_closed = True
+        self._stop_idling()
+        self._membership.wake()
+        await self._leave_now()
+
+    async def _leave(self) -> None:
+        """Leave because a loop was left; after `stop` what was taken may still be settled."""
+        if not self._is_stopped:
+            await self._leave_now()
+
+    async def _leave_now(self) -> None:
+        self._membership.credit.wanted = 0
+        self._kept = None
+        following, self._following = self._following, None
+        try:
+            if following is not None:
+                await following.close()
+        finally:
+            await self._membership.leave()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _next_batch(self) -> DeliveryBatch:
+        """Return the next batch, or end the loop."""
+        if not self._membership.is_joined:
+            await self.join()
+        return await self._membership.next_batch()
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise InvalidRequest("this consumer is closed: make a new one")
+
+    def _check_open(self) -> None:
+        if self._is_closed or self._is_stopped:
+            raise Closed
+
+    def _want(self, credit: int, *, is_fixed: bool) -> None:
+        self._stop_idling()
+        self._membership.credit.wanted = credit
+        self._membership.credit.is_fixed = is_fixed
+        self._membership.give_more()
+
+    def _on_joined(self, link: Link, joined: Joined) -> None:
+        self._last = joined
+        if joined.mode == "broadcast":
+            self._membership.credit.is_off = True
+            if self._following is None:
+                self._following = self._new_following(joined)
+            self._following.begin(link, joined.topics, joined.positions)
+
+    def _new_following(self, joined: Joined) -> Following:
+        place: Place | None = self._position
+        if place is None and self._is_named:
+            place = PositionOnBroker(group=self.group, member=joined.member)
+        return Following(
+            group=self.group, member=joined.member, place=place, positions=self._kept or {},
+            now_ms=self._now_ms, push=self._membership.push, finish=self._membership.finish,
+        )  # fmt: skip
+
+
+def _checked_credit(credit: int | None) -> int | None:
+    if credit is not None and (type(credit) is not int or not 1 <= credit <= CREDIT_MAX):
+        raise InvalidRequest(f"credit is 1 to {CREDIT_MAX} messages, not {credit!r}")
+    return credit
+
+
+def _check_count(n: int) -> None:
+    if type(n) is not int or not 1 <= n <= CREDIT_MAX:
+        raise InvalidRequest(f"1 to {CREDIT_MAX} messages can be taken at once, not {n!r}")

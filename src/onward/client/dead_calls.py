@@ -1,0 +1,204 @@
+"""Dead letters: what a group gave up on. List them, look for some, deliver them again, drop them.
+
+    dead_letters   one page after another, with their messages where they are asked for
+    redrive        deliver again, to this group only, with attempts from the beginning
+    purge          forget them; the messages stay in their topic
+
+Which ones: all, those of a topic, given offsets, those with a text, or those that a function picks.
+With a text or a function each dead letter is looked at here: a dry run costs as much as the deed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from onward.client.asking import Asking
+from onward.client.finding import collect
+from onward.client.groups import DeadLetterDescription, Offsets, as_ranges
+from onward.delivery.ranges import Range, ranges_of
+from onward.errors import InvalidRequest, UnknownTopic
+from onward.message.message import Message
+
+Where = Callable[[DeadLetterDescription, Message | None], bool]
+"""Picks dead letters; the message is None when retention has taken it away."""
+
+_PAGE = 1_000
+_PAGE_WITH_MESSAGES = 100
+_RANGES_MAX = 10_000
+
+
+class DeadCalls(Asking):
+    """The calls of a client that are about dead letters."""
+
+    async def dead_letters(
+        self,
+        group: str,
+        *,
+        topic: str | None = None,
+        text: str | None = None,
+        where: Where | None = None,
+        messages: bool = False,
+    ) -> AsyncGenerator[DeadLetterDescription]:
+        """Give the dead letters of a group, for `async for`, in the order of topic and offset.
+
+        `text` is looked for in cause and body; `where(letter, message)` picks; with `messages`
+        each one carries its message, which is what an export needs.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("orders", "bad")
+        ...         async for delivery in mq.consume("orders", group="billing"):
+        ...             await delivery.reject("no such order")
+        ...             break
+        ...         return [f"{one.id}: {one.cause}" async for one in mq.dead_letters("billing")]
+        >>> asyncio.run(main())
+        ['orders/0: no such order']
+        """
+        is_looked_at = messages or text is not None or where is not None
+        limit = _PAGE_WITH_MESSAGES if is_looked_at else _PAGE
+        request: dict[str, object] = {"op": "dead.list", "group": group, "limit": limit}
+        if topic is not None:
+            request["topic"] = topic
+        after: object = None
+        while True:
+            asked = {**request, "after": after} if after else request
+            reply = await self._request(asked)
+            page = [_letter(fields) for fields in reply["dead"]]
+            if is_looked_at:
+                page = await self._with_messages(page)
+            for letter in page:
+                if _is_wanted(letter, text, where):
+                    yield letter
+            after = reply.get("next")
+            if not after:
+                return
+
+    async def redrive(
+        self,
+        group: str,
+        *,
+        topic: str | None = None,
+        offsets: Offsets | None = None,
+        text: str | None = None,
+        where: Where | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Deliver dead letters again, to this group only; return how many.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("orders", "bad")
+        ...         async for delivery in mq.consume("orders", group="billing"):
+        ...             await delivery.reject("no such order")
+        ...             break
+        ...         return [await mq.redrive("billing", dry_run=True), await mq.redrive("billing")]
+        >>> asyncio.run(main())
+        [1, 1]
+        """
+        return await self._settle_dead(
+            "dead.redrive", group, topic, offsets, text, where, dry_run=dry_run
+        )
+
+    async def purge(
+        self,
+        group: str,
+        *,
+        topic: str | None = None,
+        offsets: Offsets | None = None,
+        text: str | None = None,
+        where: Where | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Forget dead letters; return how many. The messages stay where they are, in their topic.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("orders", "bad")
+        ...         async for delivery in mq.consume("orders", group="billing"):
+        ...             await delivery.reject("no such order")
+        ...             break
+        ...         count = await mq.purge("billing", where=lambda letter, _: letter.attempts < 3)
+        ...         return [count, (await mq.group("billing")).dead]
+        >>> asyncio.run(main())
+        [1, 0]
+        """
+        return await self._settle_dead(
+            "dead.purge", group, topic, offsets, text, where, dry_run=dry_run
+        )
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _settle_dead(
+        self, op: str, group: str, topic: str | None, offsets: Offsets | None,
+        text: str | None, where: Where | None, *, dry_run: bool,
+    ) -> int:  # fmt: skip
+        request: dict[str, object] = {"op": op, "group": group, "dry_run": dry_run}
+        if offsets is not None and topic is None:
+            raise InvalidRequest("offsets belong to a topic: say which")
+        if offsets is None and text is None and where is None:
+            asked = request | ({"all": True} if topic is None else {"all": True, "topic": topic})
+            return int((await self._request(asked))["count"])
+        if text is None and where is None:
+            assert offsets is not None
+            chosen = {str(topic): as_ranges(offsets)}
+        else:
+            chosen = await self._chosen(group, topic, offsets, text, where)
+        count = 0
+        for name, ranges in chosen.items():
+            for at in range(0, len(ranges), _RANGES_MAX):
+                part = ranges[at : at + _RANGES_MAX]
+                reply = await self._request({**request, "topic": name, "ranges": part})
+                count += int(reply["count"])
+        return count
+
+    async def _chosen(
+        self, group: str, topic: str | None, offsets: Offsets | None, text: str | None,
+        where: Where | None,
+    ) -> dict[str, list[Range]]:  # fmt: skip
+        """Return which dead letters are picked, by topic. All are looked at before any is moved."""
+        ranges = None if offsets is None else as_ranges(offsets)
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        async for letter in self.dead_letters(group, topic=topic, text=text, where=where):
+            if ranges is None or any(start <= letter.offset < end for start, end in ranges):
+                found[letter.topic].append(letter.offset)
+        return {name: ranges_of(listed) for name, listed in found.items()}
+
+    async def _with_messages(
+        self, page: list[DeadLetterDescription]
+    ) -> list[DeadLetterDescription]:
+        offsets: defaultdict[str, list[int]] = defaultdict(list)
+        for letter in page:
+            offsets[letter.topic].append(letter.offset)
+        found: dict[tuple[str, int], Message] = {}
+        for topic, listed in offsets.items():
+            try:
+                first_offset = (await self.topic(topic)).first_offset
+            except UnknownTopic:
+                continue
+            async for message in collect(
+                self._reader_at, topic, ranges_of(listed), first_offset=first_offset
+            ):
+                found[topic, message.offset] = message
+        replace: Any = msgspec.structs.replace
+        return [replace(one, message=found.get((one.topic, one.offset))) for one in page]
+
+
+def _letter(fields: dict[str, Any]) -> DeadLetterDescription:
+    known = DeadLetterDescription.__struct_fields__
+    return DeadLetterDescription(**{name: fields[name] for name in known if name in fields})
+
+
+def _is_wanted(letter: DeadLetterDescription, text: str | None, where: Where | None) -> bool:
+    message = letter.message
+    if text is not None and text not in letter.cause:
+        sought = text.encode(errors="surrogateescape")
+        if message is None or sought not in message.body:
+            return False
+    return where is None or where(letter, message)

@@ -1,0 +1,115 @@
+"""One message as a member of a group gets it: the message, which attempt it is, and the verbs.
+
+    delivered ──▶ ack       done: never again in this group
+              ├─▶ retry     again after a while, or at a time; counted unless said otherwise
+              ├─▶ reject    never again: a dead letter of the group, with the cause
+              ├─▶ release   given back at once, not counted
+              └─▶ (nothing) when its lease ends, or its member dies, it comes again
+
+A verb returns when its effect is durable. `LeaseLost` means that the message is no longer this
+member's: somebody else has it, or will get it, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from onward.client.topics import Duration
+from onward.message.message import Message
+
+if TYPE_CHECKING:
+    from onward.client.delivery_batch import DeliveryBatch
+
+
+class Delivery(Message, frozen=True, gc=True, eq=False):
+    """A message that was delivered to a member of a group. Nothing is acked by itself.
+
+    >>> from onward import connect
+    >>> async def main() -> tuple[int, bytes]:
+    ...     async with connect("memory:") as mq:
+    ...         await mq.publish("orders", "hello")
+    ...         async for delivery in mq.consume("orders", group="billing"):
+    ...             await delivery.ack()
+    ...             return delivery.attempt, delivery.body
+    >>> asyncio.run(main())
+    (1, b'hello')
+    """
+
+    attempt: int = 1
+    """Which delivery of this message to its group this is, from 1 on."""
+    batch: DeliveryBatch | None = None
+    """What this message was delivered with."""
+
+    @property
+    def group(self) -> str:
+        """The group that this message was delivered to."""
+        return self._batch.group
+
+    @property
+    def member(self) -> str:
+        """The member of the group that this message was delivered to."""
+        return self._batch.member
+
+    @property
+    def lease(self) -> int:
+        """The number of the lease that this message is held by."""
+        return self._batch.lease
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether the lease is known to be lost: no verb would have an effect."""
+        return self._batch.is_lost
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether an outcome was given, by a verb of this message or of its batch."""
+        return self.offset not in self._batch.held
+
+    async def ack(self) -> None:
+        """Say that this message is done, and return when that is durable.
+
+        All acks of one turn of the event loop travel together.
+        """
+        await self._batch.ack_range(self.offset, self.offset + 1)
+
+    def ack_soon(self) -> asyncio.Future[None]:
+        """Ack without waiting; the future tells when it is durable, or the error."""
+        return self._batch.ack_range_soon(self.offset, self.offset + 1)
+
+    async def retry(
+        self,
+        *,
+        after: Duration | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> None:
+        """Ask for this message again: after a while, at a time, or as the group's policy says.
+
+        With `count=False` the attempt does not count.
+        """
+        await self._batch.retry_range(
+            self.offset, self.offset + 1, after=after, at=at, count=count, cause=cause
+        )
+
+    async def reject(self, cause: str = "") -> None:
+        """Say that this message can never be handled: it becomes a dead letter of the group."""
+        await self._batch.settle_range("reject", self.offset, self.offset + 1, cause=cause)
+
+    async def renew(self) -> None:
+        """Keep the lease for its whole time from now on; a consumer does so by itself."""
+        await self._batch.renew()
+
+    async def release(self) -> None:
+        """Give this message back at once; the attempt does not count."""
+        await self._batch.settle_range("release", self.offset, self.offset + 1)
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.id!r}, attempt={self.attempt}, body={self.body[:40]!r})"
+
+    @property
+    def _batch(self) -> DeliveryBatch:
+        assert self.batch is not None, "a delivery is made by its batch"
+        return self.batch

@@ -1,0 +1,482 @@
+"""What one delivery brought: messages of one topic as columns, and the verbs for all of them.
+
+    received ──open()──▶ handed out ──▶ held: settled range by range, or lost with its lease
+
+The bytes are decoded when the batch is handed out, not before. Messages whose bytes cannot be
+decoded would fail for every member and for ever: they are rejected, with that as the cause. `held`
+is what still has to be settled; who settles (a lease of the broker, or the member's own position)
+is behind `Settles`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from itertools import chain, compress, repeat
+from typing import Literal, NamedTuple, Protocol, TypedDict, TypeVar
+
+from onward.client.delivery import Delivery
+from onward.client.topics import Duration, duration_ms, instant_ms
+from onward.delivery.filter import Filter
+from onward.delivery.ranges import Range, Ranges, ranges_of
+from onward.delivery.trace import short_cause
+from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
+from onward.message.batch import Batch, batches_of, decode_batch
+from onward.message.entry import Entry, entry_heads
+
+logger = logging.getLogger("onward.consumer")
+
+RAW_BYTES_MAX = 64 << 20
+
+T = TypeVar("T")
+
+Buffer = bytes | bytearray | memoryview
+Grant = tuple[int, int, int]
+Verb = Literal["retry", "reject", "renew", "release"]
+
+
+class Times(TypedDict):
+    """When a retry is due; neither: as the policy says."""
+
+    after_ms: int | None
+    at_ms: int | None
+
+
+class Settles(Protocol):
+    """Who makes outcomes durable. What it is given is no longer in `held` of its batch."""
+
+    group: str
+    member: str
+    is_lost: bool
+
+    def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
+        """Say that these ranges are done."""
+
+    def settle(
+        self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
+        after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """Say what else shall happen with these ranges."""
+
+
+class Piece(NamedTuple):
+    """The delivered part of one published batch: the offsets from `start` to `end`."""
+
+    batch: Batch
+    entry: Entry
+    base_offset: int
+    start: int
+    end: int
+    attempt: int
+
+    def cut(self, column: list[T]) -> list[T]:
+        """Return the delivered part of a column."""
+        if self.end - self.start == self.batch.count:
+            return column
+        return column[self.start - self.base_offset : self.end - self.base_offset]
+
+
+class DeliveryBatch:
+    """Messages of one topic that were delivered together.
+
+    >>> from onward import connect
+    >>> async def main() -> list[bytes]:
+    ...     async with connect("memory:") as mq:
+    ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+    ...         async for batch in mq.consume("orders", group="billing").batches():
+    ...             await batch.ack()
+    ...             return batch.bodies
+    >>> asyncio.run(main())
+    [b'a', b'b', b'c']
+    """
+
+    __slots__ = (
+        "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused",
+        "count", "granted", "grants", "held", "lease", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, settles: Settles, entries: Buffer, *, topic: str, grants: list[Grant], lease: int,
+        on_taken: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._settles = settles
+        self._entries = entries
+        self._on_taken = on_taken
+        self._pieces: list[Piece] | None = None
+        self._was_refused = False
+        self.topic = topic
+        self.grants = grants
+        self.lease = lease
+        self.held = Ranges([(start, end) for start, end, _ in grants])
+        self.granted = self.count = self.held.count
+
+    @property
+    def group(self) -> str:
+        """The group that this was delivered to."""
+        return self._settles.group
+
+    @property
+    def member(self) -> str:
+        """The member of the group that this was delivered to."""
+        return self._settles.member
+
+    @property
+    def entries_bytes(self) -> int:
+        """How much memory the messages take as they travelled."""
+        return len(self._entries)
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether the lease is known to be lost: no verb would have an effect."""
+        return self._was_refused or self._settles.is_lost
+
+    # --- what is inside ----------------------------------------------------------------------
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The body of each message."""
+        pieces = self._opened
+        if len(pieces) == 1:
+            return pieces[0].cut(pieces[0].batch.bodies)
+        return list(chain.from_iterable([piece.cut(piece.batch.bodies) for piece in pieces]))
+
+    @property
+    def keys(self) -> list[str | None]:
+        """The key of each message."""
+        found: list[str | None] = []
+        for piece in self._opened:
+            keys = piece.batch.keys
+            found += repeat(None, piece.end - piece.start) if keys is None else piece.cut(keys)
+        return found
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offset of each message."""
+        return list(chain.from_iterable(range(one.start, one.end) for one in self._opened))
+
+    def messages(self) -> list[Delivery]:
+        """Return each message as an object with verbs of its own."""
+        found: list[Delivery] = []
+        for piece in list(self._opened):
+            try:
+                found += self._deliveries_of(piece)
+            except (ProtocolError, Corruption) as error:
+                self._reject_unreadable(piece.start, piece.end, error)
+                self._opened.remove(piece)
+        return found
+
+    def taken(self) -> None:
+        """Take note that this batch waits no longer."""
+        if self._on_taken is not None:
+            on_taken, self._on_taken = self._on_taken, None
+            on_taken()
+
+    def open(self) -> None:
+        """Decode the bodies; `count` is then how many there are."""
+        if self._pieces is not None:
+            return
+        pieces: list[Piece] = []
+        self._pieces = pieces
+        in_order = sorted(self.grants)
+        for start, end, found in _pieces_of(self._entries, in_order):
+            if isinstance(found, Piece):
+                pieces.append(found)
+            else:
+                self._reject_unreadable(start, end, found)
+        if in_order != self.grants:
+            # A group that chooses hands out in the order of its choice, not in that of the log.
+            place = {start: number for number, (start, _, _) in enumerate(self.grants)}
+            starts = sorted(place)
+            pieces.sort(key=lambda piece: (place[_at_or_before(starts, piece.start)], piece.start))
+        self.count = sum(piece.end - piece.start for piece in pieces)
+        self._entries = b""
+
+    def wanted_by(self, wish: Filter) -> list[Range]:
+        """Return the messages that a filter lets through."""
+        wanted: list[int] = []
+        for piece in self._opened:
+            tags, headers = piece.batch.tags, piece.batch.headers
+            tags = None if tags is None else piece.cut(tags)
+            headers = None if headers is None else piece.cut(headers)
+            yes = wish.matches(tags, headers, count=piece.end - piece.start)
+            wanted += compress(range(piece.start, piece.end), yes)
+        return ranges_of(wanted)
+
+    def again(
+        self, ranges: Sequence[Range], *, attempt: int, on_taken: Callable[[], None] | None = None
+    ) -> DeliveryBatch:
+        """Return a batch of these messages alone, for another attempt."""
+        batch = DeliveryBatch(
+            self._settles, b"", topic=self.topic, lease=self.lease, on_taken=on_taken,
+            grants=[(start, end, attempt) for start, end in ranges],
+        )  # fmt: skip
+        batch._pieces = [
+            piece._replace(start=low, end=high, attempt=attempt)
+            for piece in self._opened
+            for start, end in ranges
+            if (low := max(start, piece.start)) < (high := min(end, piece.end))
+        ]
+        return batch
+
+    # --- the verbs ---------------------------------------------------------------------------
+
+    async def ack(self) -> None:
+        """Say that all that is left of this batch is done, and return when that is durable."""
+        await self._settles.ack(self, self._claim_all())
+
+    def ack_soon(self) -> asyncio.Future[None]:
+        """Ack without waiting; the future tells when it is durable, or the error."""
+        return forgiven(self._ack_soon(None))
+
+    async def retry(
+        self,
+        *,
+        after: Duration | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> None:
+        """Ask again for all that is left of this batch; see `Delivery.retry`."""
+        times = _times(after, at)
+        cause = _checked(cause)
+        await self._settles.settle(
+            self, self._claim_all(), do="retry", **times, count=count, cause=cause
+        )
+
+    async def reject(self, cause: str = "") -> None:
+        """Make dead letters of all that is left of this batch."""
+        cause = _checked(cause)
+        await self._settles.settle(self, self._claim_all(), do="reject", cause=cause)
+
+    async def release(self) -> None:
+        """Give back all that is left of this batch; the attempt does not count."""
+        await self._settles.settle(self, self._claim_all(), do="release")
+
+    def release_soon(self) -> None:
+        """Give back whatever is held, without waiting."""
+        self.release_ranges_soon(list(self.held))
+
+    def release_ranges_soon(self, ranges: Sequence[Range]) -> None:
+        """Give back what is held of these ranges, without waiting."""
+        held = [part for start, end in ranges for part in self.held.overlap(start, end)]
+        if held and not self.is_lost:
+            for start, end in held:
+                self.held.remove(start, end)
+            forgiven(self._settles.settle(self, held, do="release"))
+
+    async def renew(self) -> None:
+        """Keep the lease for its whole time from now on; a consumer does so by itself."""
+        if self.is_lost:
+            raise self._lost()
+        await self._settles.settle(self, list(self.held), do="renew")
+
+    def renew_soon(self) -> None:
+        """Renew without waiting; a lease that is refused is lost."""
+        if self.held.first is not None and self.held.end is not None:
+            whole = (self.held.first, self.held.end)
+            forgiven(self._settles.settle(self, [whole], do="renew"))
+
+    async def ack_range(self, start: int, end: int) -> None:
+        """Say that the offsets from `start` to before `end` are done."""
+        await self._settles.ack(self, self._claim(start, end))
+
+    def ack_range_soon(self, start: int, end: int) -> asyncio.Future[None]:
+        """Ack without waiting; the future tells when it is durable, or the error."""
+        return forgiven(self._ack_soon((start, end)))
+
+    async def retry_range(
+        self, start: int, end: int, *, after: Duration | None = None,
+        at: datetime | int | None = None, count: bool = True, cause: str = "",
+    ) -> None:  # fmt: skip
+        """Ask again for the offsets from `start` to before `end`."""
+        times = _times(after, at)
+        cause = _checked(cause)
+        await self._settles.settle(
+            self, self._claim(start, end), do="retry", **times, count=count, cause=cause
+        )
+
+    async def settle_range(
+        self, do: Literal["reject", "release"], start: int, end: int, *, cause: str = ""
+    ) -> None:
+        """Reject or release the offsets from `start` to before `end`."""
+        cause = _checked(cause)
+        await self._settles.settle(self, self._claim(start, end), do=do, cause=cause)
+
+    def lose(self) -> None:
+        """Take note that the broker knows this lease no more."""
+        self._was_refused = True
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        return f"DeliveryBatch(topic={self.topic!r}, count={self.count}, lease={self.lease})"
+
+    # --- inside ------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> list[Piece]:
+        self.open()
+        assert self._pieces is not None
+        return self._pieces
+
+    def _ack_soon(self, part: Range | None) -> asyncio.Future[None]:
+        try:
+            ranges = self._claim_all() if part is None else self._claim(*part)
+        except LeaseLost as error:
+            return failed(error)
+        return self._settles.ack(self, ranges)
+
+    def _claim_all(self) -> list[Range]:
+        """Return what is left, which is then on its way; nothing when all was settled before."""
+        if self.is_lost:
+            raise self._lost()
+        ranges = list(self.held)
+        self.held.clear()
+        return ranges
+
+    def _claim(self, start: int, end: int) -> list[Range]:
+        if self.is_lost:
+            raise self._lost()
+        ranges = self.held.overlap(start, end)
+        if not ranges:
+            raise LeaseLost(f"message {self.topic}/{start} was settled already")
+        self.held.remove(start, end)
+        return ranges
+
+    def _lost(self) -> LeaseLost:
+        start = self.grants[0][0]
+        return LeaseLost(
+            f"lease {self.lease} of group {self.group!r} on {self.topic}/{start} was lost"
+        )
+
+    def _reject_unreadable(self, start: int, end: int, error: OnwardError) -> None:
+        logger.error(
+            "messages could not be decoded and were rejected: topic=%s start=%d end=%d group=%s "
+            "error=%s", self.topic, start, end, self.group, error,
+        )  # fmt: skip
+        self.count -= end - start
+        ranges = self.held.overlap(start, end)
+        if ranges and not self.is_lost:
+            self.held.remove(start, end)
+            cause = short_cause(f"the bytes of the message cannot be decoded: {error}")
+            forgiven(self._settles.settle(self, ranges, do="reject", cause=cause))
+
+    def _deliveries_of(self, piece: Piece) -> list[Delivery]:
+        batch, entry = piece.batch, piece.entry
+        optional = (
+            batch.keys, batch.headers, batch.tags, batch.trace_ids, batch.due_at_ms,
+            batch.priorities, batch.tenants,
+        ) if batch.header.columns > 1 else (None,) * 7  # fmt: skip
+        absent = (None, None, None, None, None, 0, None)
+        columns = [
+            repeat(value) if column is None else piece.cut(column)
+            for column, value in zip(optional, absent, strict=True)
+        ]
+        return list(
+            map(
+                Delivery,
+                repeat(self.topic),
+                range(piece.start, piece.end),
+                piece.cut(batch.bodies),
+                repeat(entry.time_ms),
+                repeat(entry.index),
+                *columns,
+                repeat(piece.attempt),
+                repeat(self),
+            )
+        )
+
+
+def _pieces_of(
+    entries: Buffer, grants: Sequence[Grant]
+) -> Iterator[tuple[int, int, Piece | OnwardError]]:
+    """Walk over batches and grants (in order) at once; batches that nobody wants stay closed."""
+    wanted = iter(grants)
+    start, end, attempt = next(wanted, _NO_GRANT)
+    for entry in entry_heads(entries):
+        offset, entry_end = entry.base_offset, entry.base_offset + entry.count
+        batches = batches_of(entries, entry.body_position, entry.body_position + entry.body_bytes)
+        while offset < entry_end and start < entry_end:
+            opened: Batch | OnwardError | None = None
+            try:
+                at, header = next(batches)
+                after = offset + header.count
+            except (ProtocolError, StopIteration) as error:
+                # Nobody knows where the next batch would begin: the rest of the entry is lost.
+                after, opened = entry_end, _fault(error)
+            while start < after:
+                low, high = max(start, offset), min(end, after)
+                if low < high:
+                    opened = _open(entries, at) if opened is None else opened
+                    if isinstance(opened, Batch):
+                        yield low, high, Piece(opened, entry, offset, low, high, attempt)
+                    else:
+                        yield low, high, opened
+                if end > after:
+                    break
+                start, end, attempt = next(wanted, _NO_GRANT)
+            offset = after
+
+
+_NO_GRANT: Grant = (2**64, 2**64, 0)
+
+
+def _open(entries: Buffer, at: int) -> Batch | OnwardError:
+    try:
+        batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
+        batch.bodies  # noqa: B018  # unpacked here, where an error has a consequence
+    except (ProtocolError, Corruption) as error:
+        return error
+    return batch
+
+
+def _fault(error: Exception) -> OnwardError:
+    return error if isinstance(error, OnwardError) else ProtocolError("an entry lacks batches")
+
+
+def _at_or_before(starts: list[int], offset: int) -> int:
+    return starts[bisect_right(starts, offset) - 1]
+
+
+def _times(after: Duration | None, at: datetime | int | None) -> Times:
+    if after is not None and at is not None:
+        raise InvalidRequest("a retry comes 'after' a while or 'at' a time, not both")
+    return {
+        "after_ms": None if after is None else duration_ms(after),
+        "at_ms": None if at is None else instant_ms(at),
+    }
+
+
+def _checked(cause: str) -> str:
+    if not isinstance(cause, str):
+        raise InvalidRequest(f"a cause is text, not {type(cause).__name__}")
+    return short_cause(cause)
+
+
+def done() -> asyncio.Future[None]:
+    """Return a future for what needs no waiting."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future
+
+
+def failed(error: OnwardError) -> asyncio.Future[None]:
+    """Return a future for what cannot be done."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
+
+
+def forgiven(future: asyncio.Future[None]) -> asyncio.Future[None]:
+    """Let nobody complain of an error that nobody waits for: the message comes again."""
+    future.add_done_callback(_look_at)
+    return future
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,324 @@
+"""The life line of one message: who published it, where it is stored, how it went in every group.
+
+    published ── stored ──┬─ group billing: retried, retried, acked by ann after 12 ms
+                          ├─ group audit:   leased by bob for another 20 s
+                          └─ group mail:    dead after 3 attempts: no such address
+
+History comes from the rows of `@trace` that name the message, the present from the broker. So it
+can be told after the message itself is gone. Everything here is pure: it is handed rows and replies
+and says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from onward.delivery.trace import Trace, decode_row
+from onward.durations import format_duration, format_instant
+from onward.errors import Corruption
+from onward.message.message import Message
+
+EVENTS_MAX = 1_000
+"""Kept of one group, the latest: a message that is retried for ever has a long life line."""
+
+_WITH_RANGES = frozenset(
+    {"acked", "filtered", "retried", "expired", "lost", "dead", "skipped", "redriven", "purged",
+     "replayed"}
+)  # fmt: skip
+
+
+class Publisher(msgspec.Struct, frozen=True):
+    """The program that published a message.
+
+    >>> str(Publisher("billing", "web-1", 4711))
+    'billing on web-1, pid 4711'
+    """
+
+    client: str = ""
+    host: str = ""
+    pid: int = 0
+
+    def __str__(self) -> str:
+        place = f" on {self.host}" if self.host else ""
+        return f"{self.client or 'a client'}{place}" + (f", pid {self.pid}" if self.pid else "")
+
+
+class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened to the message in one group.
+
+    >>> LifeEvent(did="acked", at_ms=0, member="ann", took_ms=12).sentence()
+    'acked by ann after 12 ms'
+    """
+
+    did: str
+    at_ms: int
+    member: str = ""
+    attempt: int = 0
+    due_at_ms: int = 0
+    cause: str = ""
+    took_ms: int | None = None
+    offset: int = -1
+    source: str = ""
+
+    def sentence(self) -> str:
+        """Return what happened, in words."""
+        by = f" by {self.member}" if self.member else ""
+        cause = f": {self.cause}" if self.cause else ""
+        match self.did:
+            case "acked":
+                return f"acked{by}" + ("" if self.took_ms is None else f" after {self.took_ms} ms")
+            case "retried":
+                return f"attempt {self.attempt} failed{by}{self._due()}{cause}"
+            case "expired":
+                holder = f" of {self.member}" if self.member else ""
+                return f"the lease{holder} ran out in attempt {self.attempt}{self._due()}{cause}"
+            case "lost":
+                who = self.member or "the member"
+                return f"{who} was lost in attempt {self.attempt}{self._due()}{cause}"
+            case "dead":
+                return f"dead{by} after {_count(self.attempt, 'attempt')}{cause}"
+            case "filtered":
+                return "filtered: the group does not want it"
+            case "forked":
+                return f"the group was forked from {self.source}"
+            case "started":
+                return f"the group began at offset {self.offset}"
+            case "reset":
+                return f"the group was reset to offset {self.offset}"
+            case "moved":
+                return f"{self.member or 'a member'} went past it"
+            case "redriven":
+                return "redriven: to be delivered again"
+            case "replayed":
+                return "replayed: to be delivered again"
+        return f"{self.did}{by}{cause}"
+
+    def _due(self) -> str:
+        wait_ms = self.due_at_ms - self.at_ms
+        return (
+            f", again in {span(wait_ms)}" if self.due_at_ms and wait_ms > 0 else ", again at once"
+        )
+
+
+class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a message went, and is, in one group.
+
+    >>> GroupLife(group="billing", state="leased", member="ann", lease_ms_left=9_000).sentence()
+    'leased by ann for another 9 s, attempt 1'
+    """
+
+    group: str
+    state: str
+    """`fresh`, `leased`, `taken` (on its way), `waiting` (for its retry), `ready`, `dead`,
+    `finished` (how, says the last event), `broadcast`, or `gone`: the group is no more."""
+    member: str = ""
+    lease_ms_left: int = 0
+    attempt: int = 1
+    due_at_ms: int = 0
+    cause: str = ""
+    died_at_ms: int = 0
+    events: tuple[LifeEvent, ...] = ()
+
+    def sentence(self, *, now_ms: int = 0) -> str:
+        """Return how it is now, in words."""
+        why = self.cause or (self.events[-1].cause if self.events else "")
+        cause = f": {why}" if why else ""
+        match self.state:
+            case "leased" | "taken":
+                if not self.member:
+                    return f"on its way to a member, attempt {self.attempt}"
+                left = span(max(0, self.lease_ms_left))
+                return f"leased by {self.member} for another {left}, attempt {self.attempt}"
+            case "waiting":
+                wait_ms = max(0, self.due_at_ms - now_ms)
+                due = f"due in {span(wait_ms)} ({format_instant(self.due_at_ms)})"
+                return f"retry {max(1, self.attempt - 1)} {due}{cause}"
+            case "ready":
+                return f"ready to be delivered, attempt {self.attempt}"
+            case "fresh":
+                return "not delivered yet"
+            case "dead":
+                return f"dead{cause}"
+            case "gone":
+                return "the group is no more"
+            case "broadcast":
+                return f"every member reads it, {_count(len(self.events), 'member')} went past it"
+        return self.events[-1].sentence() if self.events else self.state
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The life line of one message.
+
+    >>> life = Explanation(topic="orders", offset=7, asked_at_ms=0)
+    >>> life.id, life.lines()[-1]
+    ('orders/7', '  no group consumes it')
+    """
+
+    topic: str
+    offset: int
+    asked_at_ms: int
+    message: Message | None = None
+    """None when retention has taken it away."""
+    node: str = ""
+    durability: Literal["disk", "memory", ""] = ""
+    """What holds it on that node: its disk, or so far only its memory."""
+    published_by: Publisher | None = None
+    producer_id: int = 0
+    groups: tuple[GroupLife, ...] = ()
+    is_complete: bool = True
+    """False when the trace itself reaches back less far than the message."""
+
+    @property
+    def id(self) -> str:
+        """The name of the message for people: `topic/offset`."""
+        return f"{self.topic}/{self.offset}"
+
+    def group(self, group: str) -> GroupLife | None:
+        """Return how it went in one group; None when that group has nothing to do with it."""
+        return next((one for one in self.groups if one.group == group), None)
+
+    def lines(self) -> list[str]:
+        """Return the life line as text, one line per thing; times count from the publish."""
+        began_ms = self._began_ms()
+        lines = [self.id, *self._origin()]
+        for life in self.groups:
+            lines.append(f"  group {life.group}: {life.sentence(now_ms=self.asked_at_ms)}")
+            lines += [
+                f"    {_mark(event.at_ms, began_ms):>10}  {event.sentence()}"
+                for event in life.events
+            ]
+        if not self.groups:
+            lines.append("  no group consumes it")
+        if not self.is_complete:
+            lines.append("  the oldest part of the trace is gone: more may have happened before")
+        return lines
+
+    def _origin(self) -> list[str]:
+        by = "" if self.published_by is None else f" by {self.published_by}"
+        if self.message is None:
+            return [f"  published{by}, no longer stored: retention took it away"]
+        at_ms = self.message.published_at_ms
+        ago = span(max(0, self.asked_at_ms - at_ms))
+        size = _count(len(self.message.body), "byte")
+        return [
+            f"  published{by} at {format_instant(at_ms)}, {ago} ago",
+            f"  stored as event {self.message.event_id}, {size}{self._place()}",
+        ]
+
+    def _place(self) -> str:
+        held = {"disk": ", on disk", "memory": ", in memory and not yet on disk"}
+        node = f", node {self.node}" if self.node else ""
+        return held.get(self.durability, "") + node
+
+    def _began_ms(self) -> int | None:
+        if self.message is not None:
+            return self.message.published_at_ms
+        return min((e.at_ms for life in self.groups for e in life.events), default=None)
+
+
+class LifeStory:
+    """Gathers the rows of the trace that are about one message, group by group, in their order."""
+
+    def __init__(self, topic: str, offset: int) -> None:
+        self._topic = topic
+        self._offset = offset
+        self._sought = f'"{topic}"'.encode()
+        self._passed: set[tuple[str, str]] = set()
+        self._events: defaultdict[str, deque[LifeEvent]] = defaultdict(
+            lambda: deque(maxlen=EVENTS_MAX)
+        )
+
+    def add(self, bodies: Iterable[bytes]) -> None:
+        """Take rows as they are stored; those about other messages are passed over."""
+        for body in bodies:
+            if self._sought in body or b'"forked"' in body:
+                try:
+                    self._take(decode_row(body))
+                except Corruption:
+                    continue  # a row that nobody can read tells nothing
+
+    def lives(self, states: Iterable[Mapping[str, Any]]) -> tuple[GroupLife, ...]:
+        """Return how it went in every group, from what was taken and what the broker says now."""
+        alive = {str(state["group"]): state for state in states}
+        for name, events in self._events.items():
+            if name not in alive and any(
+                event.did not in ("forked", "started") for event in events
+            ):
+                alive[name] = {"group": name, "state": "gone"}
+        return tuple(self._life(alive[name]) for name in sorted(alive))
+
+    def _life(self, state: Mapping[str, Any]) -> GroupLife:
+        life = msgspec.convert(dict(state), GroupLife)
+        events = tuple(self._events.get(life.group, ()))
+        return msgspec.structs.replace(life, events=events)
+
+    def _take(self, row: Trace) -> None:
+        took_ms = None
+        if row.did in _WITH_RANGES:
+            place = self._place(row)
+            if place is None:
+                return
+            took_ms = row.took_ms[place] if place < len(row.took_ms) else None
+        elif not self._concerns(row):
+            return
+        if row.did == "forked":
+            # Until then the copy has no rows of its own: what happened, happened to its source.
+            self._events[row.group].extend(self._events.get(row.source, ()))
+        self._events[row.group].append(
+            LifeEvent(
+                did=row.did, at_ms=row.at_ms, member=row.member, attempt=row.attempt,
+                due_at_ms=row.due_at_ms, cause=row.cause, took_ms=took_ms, offset=row.offset,
+                source=row.source,
+            )
+        )  # fmt: skip
+
+    def _place(self, row: Trace) -> int | None:
+        """Return which of the row's ranges holds the message."""
+        if row.topic != self._topic:
+            return None
+        for place, (start, end) in enumerate(row.ranges):
+            if start <= self._offset < end:
+                return place
+        return None
+
+    def _concerns(self, row: Trace) -> bool:
+        if row.did == "forked":
+            return row.source in self._events
+        if row.topic != self._topic:
+            return False
+        if row.did == "moved":
+            if row.offset <= self._offset or (row.group, row.member) in self._passed:
+                return False
+            self._passed.add((row.group, row.member))
+            return True
+        return row.did in ("reset", "started")
+
+
+def span(duration_ms: int) -> str:
+    """Write a duration for people: the two largest units are enough.
+
+    >>> span(850), span(12_340), span(9_000), span(3_725_000)
+    ('850 ms', '12.3 s', '9 s', '1h2m')
+    """
+    if duration_ms < 1_000:
+        return f"{duration_ms} ms"
+    if duration_ms < 60_000:
+        return f"{duration_ms / 1_000:.1f}".removesuffix(".0") + " s"
+    unit_ms = (
+        1_000 if duration_ms < 3_600_000 else 60_000 if duration_ms < 86_400_000 else 3_600_000
+    )
+    return format_duration(duration_ms // unit_ms * unit_ms)
+
+
+def _mark(at_ms: int, began_ms: int | None) -> str:
+    after_ms = at_ms - (at_ms if began_ms is None else began_ms)
+    # Clocks can be set back: what happened after the publish may carry an earlier time.
+    return f"+{span(after_ms)}" if after_ms >= 0 else f"-{span(-after_ms)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

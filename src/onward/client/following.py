@@ -1,0 +1,334 @@
+"""A member of a broadcast: it reads every message itself, and nobody else knows how far it is.
+
+    READ of each topic ──▶ filter ──▶ handed out ──▶ ack: the position moves when all before it are
+         ▲                                 └─ retry: once more, after a pause, from memory
+         └── connection lost: read on behind what has arrived
+
+There are no leases: what arrived stays good when the connection is lost. `open` is what has arrived
+and is not done; the position of a topic is where that begins. Positions are stored at most once a
+second, and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed, forgiven
+from onward.client.link import Link
+from onward.client.position import Place
+from onward.delivery.filter import Filter
+from onward.delivery.ranges import Range, Ranges, merged
+from onward.delivery.retry import RetryPolicy
+from onward.errors import (
+    OffsetOutOfRange,
+    OnwardError,
+    Overloaded,
+    ProtocolError,
+    Stopping,
+    from_wire,
+)
+from onward.message.entry import entry_heads
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import (
+    Read,
+    Start,
+    credit_frame,
+    decode_end,
+    decode_error,
+    decode_reply,
+    encode_json,
+)
+
+logger = logging.getLogger("onward.consumer")
+
+CREDIT_BYTES = 16 << 20
+CREDIT_BYTES_MIN = 64 << 10
+STORE_S = 1.0
+STORE_S_MAX = 5.0
+RETRIES_MAX = 10_000
+
+
+class Settings(msgspec.Struct):
+    """What a group says of its messages, as far as its members have to do it."""
+
+    filter: Filter = Filter()
+    retry: RetryPolicy = RetryPolicy()
+
+
+class Stream:
+    """How far one topic is."""
+
+    __slots__ = ("next_offset", "open", "request_id", "topic")
+
+    def __init__(self, topic: str, *, next_offset: int) -> None:
+        self.topic = topic
+        self.open = Ranges()
+        self.next_offset = next_offset
+        self.request_id = 0
+
+    @property
+    def position(self) -> int:
+        """The offset below which everything is done."""
+        return self.next_offset if self.open.first is None else self.open.first
+
+
+class Following:
+    """Reads the topics of a broadcast for one member."""
+
+    def __init__(
+        self, *, group: str, member: str,
+        place: Place | None, positions: Mapping[str, int], now_ms: Callable[[], int],
+        push: Callable[[DeliveryBatch], None], finish: Callable[[OnwardError], None],
+    ) -> None:  # fmt: skip
+        self._loop = asyncio.get_running_loop()
+        self._filter = Filter()
+        self._policy = RetryPolicy()
+        self._place = place
+        self._kept = dict(positions)
+        self._now_ms = now_ms
+        self._push = push
+        self._finish = finish
+        self._link: Link | None = None
+        self._credit_bytes = CREDIT_BYTES
+        self._streams: dict[str, Stream] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._storing: asyncio.Future[None] | None = None
+        self._store_timer: asyncio.TimerHandle | None = None
+        self._stored: dict[str, int] = {}
+        self._is_closed = False
+        self.is_pausing = False
+        """What is given back stays away: nobody takes it any more."""
+        self.group = group
+        self.member = member
+        self.is_lost = False
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The offset of each topic below which everything is done."""
+        return {stream.topic: stream.position for stream in self._streams.values()}
+
+    def begin(self, link: Link, topics: Sequence[str], positions: Mapping[str, int]) -> None:
+        """Read on over a new connection; `positions` is where the broker says to begin."""
+        self._link = link
+        self._credit_bytes = max(CREDIT_BYTES_MIN, CREDIT_BYTES // max(1, len(topics)))
+        for topic in topics:
+            if topic not in self._streams:
+                offset = self._kept.get(topic, positions.get(topic, 0))
+                self._streams[topic] = Stream(topic, next_offset=offset)
+        self._ask({"op": "group.describe", "group": self.group}, self._described)
+
+    async def close(self) -> None:
+        """Store how far we are, and stop reading."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for timer in (*self._timers, self._store_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timers.clear()
+        if self._link is not None and self._link.is_open:
+            for stream in self._streams.values():
+                self._link.forget(stream.request_id)
+                self._link.send(Kind.CANCEL, stream.request_id)
+        for _ in range(2):  # one may be under way already, with older positions
+            if self._storing is not None:
+                await asyncio.wait([self._storing], timeout=STORE_S_MAX)
+            self._store()
+        if self._storing is not None:
+            await asyncio.wait([self._storing], timeout=STORE_S_MAX)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _described(self, kind: int, payload: bytes | bytearray) -> None:
+        """Follow the settings of the group: a member may have joined it without knowing them."""
+        if kind != Kind.REPLY:
+            self._finish(decode_error(payload))
+            return
+        settings = msgspec.convert(decode_reply(payload), Settings)
+        self._filter, self._policy = settings.filter, settings.retry
+        for stream in self._streams.values():
+            self._read(stream)
+
+    def _ask(
+        self, request: dict[str, object], answer: Callable[[int, bytes | bytearray], None]
+    ) -> None:
+        """Ask the broker; an answer over a connection that we no longer use is none."""
+        link = self._link
+        assert link is not None
+
+        def take(kind: int, payload: bytes | bytearray) -> None:
+            link.forget(request_id)
+            if link is self._link and not self._is_closed:
+                answer(kind, payload)
+
+        request_id = link.expect(take)
+        link.send(Kind.REQUEST, request_id, encode_json(request))
+
+    def _read(self, stream: Stream) -> None:
+        link = self._link
+        if link is None or not link.is_open or self._is_closed:
+            return
+        stream.request_id = link.expect(partial(self._take, stream, link))
+        start = Start(offset=stream.next_offset)
+        read = Read(stream.topic, start, self._credit_bytes, follow=True)
+        link.send(Kind.READ, stream.request_id, encode_json(read))
+
+    def _find_place(self, stream: Stream) -> None:
+        """Our place is no more in the topic: ask what it holds, and read on there."""
+
+        def described(kind: int, payload: bytes | bytearray) -> None:
+            if kind != Kind.REPLY:
+                self._ended(stream, decode_error(payload))
+                return
+            reply = decode_reply(payload)
+            first, end = int(reply["first_offset"]), int(reply["next_offset"])
+            # A topic that ends before our place is not the one that it was.
+            is_another = stream.next_offset > end
+            stream.next_offset = first if is_another else max(first, stream.next_offset)
+            self._read(stream)
+
+        self._ask({"op": "topic.describe", "topic": stream.topic}, described)
+
+    def _take(self, stream: Stream, link: Link, kind: int, payload: bytes | bytearray) -> None:
+        if kind == Kind.ENTRIES:
+            self._arrived(stream, link, payload)
+            return
+        link.forget(stream.request_id)
+        if kind == Kind.END:
+            end = decode_end(payload)
+            self._ended(stream, from_wire({"code": end.code, "message": end.message}))
+        else:
+            self._ended(stream, decode_error(payload))
+
+    def _ended(self, stream: Stream, error: OnwardError) -> None:
+        """A topic cannot be read: for now, from there, or any more."""
+        if self._is_closed:
+            return
+        if isinstance(error, Overloaded | Stopping):
+            pause_s = max(getattr(error, "retry_after_ms", 0), 50) / 1000
+            self._later(pause_s, partial(self._read, stream))
+        elif isinstance(error, OffsetOutOfRange):
+            self._find_place(stream)
+        else:
+            del self._streams[stream.topic]
+            if not self._streams:
+                self._finish(error)
+
+    def _arrived(self, stream: Stream, link: Link, entries: bytes | bytearray) -> None:
+        ranges = merged(
+            (max(stream.next_offset, entry.base_offset), entry.base_offset + entry.count)
+            for entry in entry_heads(entries)
+        )
+        give = partial(self._give, stream, link, len(entries))
+        if ranges:
+            stream.next_offset = ranges[-1][1]
+        batch = DeliveryBatch(
+            self, entries, topic=stream.topic, lease=0, on_taken=give,
+            grants=[(start, end, 1) for start, end in ranges],
+        )  # fmt: skip
+        stream.open.update(ranges)
+        if self._filter:
+            self._push_wanted(stream, batch, give)
+        elif ranges:
+            self._push(batch)
+        else:
+            give()
+
+    def _push_wanted(self, stream: Stream, batch: DeliveryBatch, give: Callable[[], None]) -> None:
+        try:
+            wanted = batch.wanted_by(self._filter)
+        except ProtocolError:
+            wanted = list(batch.held)  # it is rejected when it is opened as a message
+        kept = Ranges(wanted)
+        for start, end in list(batch.held):
+            for gap_start, gap_end in kept.gaps(start, end):
+                stream.open.remove(gap_start, gap_end)
+        if wanted:
+            self._push(batch.again(wanted, attempt=1, on_taken=give))
+        else:
+            give()
+        self._store_soon()
+
+    def _give(self, stream: Stream, link: Link, size: int) -> None:
+        if link.is_open and link is self._link and not self._is_closed:
+            link.write(credit_frame(stream.request_id, size))
+
+    # --- outcomes ----------------------------------------------------------------------------
+
+    def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
+        """Move the position behind these ranges, when nothing before them is open."""
+        stream = self._streams.get(batch.topic)
+        if stream is not None:
+            for start, end in ranges:
+                stream.open.remove(start, end)
+            self._store_soon()
+        return done()
+
+    def settle(
+        self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
+        after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """Deliver again from memory, or give up."""
+        if do == "renew" or self._is_closed or not ranges:
+            return done()
+        attempt = batch.grants[0][2]
+        if do == "retry" and count and attempt >= self._policy.limit:
+            do, cause = "reject", cause or "out of attempts"
+        if do == "reject":
+            logger.warning(
+                "message was rejected: topic=%s offset=%d group=%s member=%s attempt=%d cause=%s",
+                batch.topic, ranges[0][0], self.group, self.member, attempt, cause,
+            )  # fmt: skip
+            return self.ack(batch, ranges)
+        if do == "release":
+            if not self.is_pausing:
+                self._push(batch.again(ranges, attempt=attempt))
+            return done()
+        if len(self._timers) >= RETRIES_MAX:
+            batch.held.update(list(ranges))
+            return failed(Overloaded(f"{RETRIES_MAX} retries wait in group {self.group!r} already"))
+        if at_ms is not None:
+            after_ms = max(0, at_ms - self._now_ms())
+        elif after_ms is None:
+            after_ms = self._policy.delay_after(attempt, spread=0.5)
+        again = batch.again(ranges, attempt=attempt + count)
+        self._later(after_ms / 1000, partial(self._push, again))
+        return done()
+
+    def _later(self, pause_s: float, act: Callable[[], None]) -> None:
+        def now() -> None:
+            self._timers.discard(timer)
+            act()
+
+        timer = self._loop.call_later(pause_s, now)
+        self._timers.add(timer)
+
+    # --- storing -----------------------------------------------------------------------------
+
+    def _store_soon(self) -> None:
+        if self._place is not None and self._store_timer is None and not self._is_closed:
+            self._store_timer = self._loop.call_later(STORE_S, self._store)
+
+    def _store(self) -> None:
+        self._store_timer = None
+        positions, link = self.positions, self._link
+        if self._place is None or link is None or positions == self._stored:
+            return
+        if self._storing is not None:
+            self._store_soon()
+            return
+        self._stored = positions
+        self._storing = forgiven(self._place.save(positions, link))
+        self._storing.add_done_callback(self._was_stored)
+
+    def _was_stored(self, storing: asyncio.Future[None]) -> None:
+        self._storing = None
+        error = None if storing.cancelled() else storing.exception()
+        if error is not None:
+            self._stored = {}
+            logger.warning("position was not stored: group=%s error=%s", self.group, error)

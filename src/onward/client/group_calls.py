@@ -1,0 +1,379 @@
+"""What a program can ask of groups: list, describe, create, change, move, look.
+
+    position   reset_group, skip, replay, fork_group      settings   create_group, change_group
+    look       groups, group, peek                        stop / go  pause_group, resume_group,
+                                                                     set_member, delete_group
+
+What changes something returns when it is durable. `dry_run=True` counts what would happen and does
+nothing. A message can be named by its id, `skip("billing", "orders/7")`, or by topic and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from onward.client.dead_calls import DeadCalls
+from onward.client.finding import Moment, collect, parse_id, read_end
+from onward.client.groups import (
+    GroupDescription,
+    GroupStart,
+    Offsets,
+    as_names,
+    as_ranges,
+    make_wish,
+    start_of,
+)
+from onward.client.life_calls import LifeCalls
+from onward.client.topics import Duration, read_start
+from onward.delivery.ranges import Range
+from onward.delivery.record import Mode
+from onward.delivery.retry import RetryPolicy
+from onward.errors import InvalidRequest
+from onward.message.message import Message
+from onward.protocol.payloads import Start
+
+GROUP_ASKS = frozenset({"group.list", "group.describe", "group.peek", "dead.list", "message.state"})
+"""Operations that only ask: they are asked again when the connection is lost."""
+
+_PAGE = 500
+_RANGES_MAX = 10_000
+PEEK_MAX = 10_000
+
+
+class GroupCalls(DeadCalls, LifeCalls):
+    """The calls of a client that are about groups."""
+
+    async def groups(self, *, topic: str | None = None) -> list[GroupDescription]:
+        """Return all groups in the order of their names; with `topic` only those that consume it.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.create_group("audit", "orders")
+        ...         return [one.group for one in await mq.groups(topic="orders")]
+        >>> asyncio.run(main())
+        ['audit', 'billing']
+        """
+        found: list[GroupDescription] = []
+        request: dict[str, object] = {"op": "group.list", "limit": _PAGE}
+        if topic is not None:
+            request["topic"] = topic
+        after = ""
+        while True:
+            reply = await self._request({**request, "after": after})
+            found += msgspec.convert(reply["groups"], list[GroupDescription])
+            after = reply["next"]
+            if not after:
+                return found
+
+    async def group(self, group: str) -> GroupDescription:
+        """Return what there is to know of one group; `UnknownGroup` when there is none.
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         await mq.create_group("billing", "orders")
+        ...         return (await mq.group("billing")).backlog
+        >>> asyncio.run(main())
+        2
+        """
+        return msgspec.convert(
+            await self._request({"op": "group.describe", "group": group}), GroupDescription
+        )
+
+    async def create_group(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        mode: Mode | None = None,
+        start: GroupStart | None = None,
+        retry: RetryPolicy | str | None = None,
+        at_most_once: bool | None = None,
+        lease: Duration | None = None,
+        tags: str | Sequence[str] | None = None,
+        all_tags: str | Sequence[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        priorities: bool | None = None,
+        tenants: Mapping[str, float] | None = None,
+        key_rate: float | None = None,
+        key_concurrency: int | None = None,
+    ) -> GroupDescription:
+        """Create a group. Consuming creates one by itself; this sets how it is to be.
+
+        >>> import asyncio, onward
+        >>> async def main() -> str:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         group = await mq.create_group("billing", "orders", mode="ordered", lease="1m")
+        ...         return f"{group.mode}, {group.lease_ms} ms"
+        >>> asyncio.run(main())
+        'ordered, 60000 ms'
+        """
+        wish = make_wish(
+            now_ms=self._clock.now_ms(), mode=mode, start=start, retry=retry,
+            at_most_once=at_most_once, lease=lease, tags=tags, all_tags=all_tags, headers=headers,
+            priorities=priorities, tenants=tenants, key_rate=key_rate,
+            key_concurrency=key_concurrency,
+        )  # fmt: skip
+        request = {"op": "group.create", "group": group, "topics": as_names(topics), "wish": wish}
+        return msgspec.convert(await self._request(request), GroupDescription)
+
+    async def change_group(
+        self,
+        group: str,
+        *,
+        mode: Mode | None = None,
+        retry: RetryPolicy | str | None = None,
+        at_most_once: bool | None = None,
+        lease: Duration | None = None,
+        tags: str | Sequence[str] | None = None,
+        all_tags: str | Sequence[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        priorities: bool | None = None,
+        tenants: Mapping[str, float] | None = None,
+        key_rate: float | None = None,
+        key_concurrency: int | None = None,
+        add_topics: str | Sequence[str] = (),
+    ) -> GroupDescription:
+        """Change what is given, leave the rest. Members that are there go on with the new settings.
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.change_group("billing", retry="fixed:10s:5")
+        ...         return (await mq.group("billing")).retry.limit
+        >>> asyncio.run(main())
+        5
+        """
+        wish = make_wish(
+            now_ms=self._clock.now_ms(), mode=mode, retry=retry, at_most_once=at_most_once,
+            lease=lease, tags=tags, all_tags=all_tags, headers=headers, priorities=priorities,
+            tenants=tenants, key_rate=key_rate, key_concurrency=key_concurrency,
+        )  # fmt: skip
+        request = {"op": "group.change", "group": group, "wish": wish}
+        if add_topics:
+            request["topics_add"] = as_names(add_topics)
+        return msgspec.convert(await self._request(request), GroupDescription)
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group: its members are told, its position and its dead letters are gone.
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.delete_group("billing")
+        ...         return len(await mq.groups())
+        >>> asyncio.run(main())
+        0
+        """
+        await self._request({"op": "group.delete", "group": group})
+
+    # --- stop and go -------------------------------------------------------------------------
+
+    async def pause_group(self, group: str) -> None:
+        """Deliver nothing more to this group until it is resumed; what is leased may be finished.
+
+        >>> import asyncio, onward
+        >>> async def main() -> bool:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.pause_group("billing")
+        ...         return (await mq.group("billing")).paused
+        >>> asyncio.run(main())
+        True
+        """
+        await self._request({"op": "group.pause", "group": group})
+
+    async def resume_group(self, group: str) -> None:
+        """Deliver again to a group that was paused.
+
+        >>> import asyncio, onward
+        >>> async def main() -> bool:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.pause_group("billing")
+        ...         await mq.resume_group("billing")
+        ...         return (await mq.group("billing")).paused
+        >>> asyncio.run(main())
+        False
+        """
+        await self._request({"op": "group.resume", "group": group})
+
+    async def set_member(self, group: str, member: str, *, offline: bool) -> None:
+        """Take one member out of a group, or let it in again. What it holds is given to others.
+
+        >>> import asyncio, onward
+        >>> async def main() -> tuple[str, ...]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("billing", "orders")
+        ...         await mq.set_member("billing", "ann", offline=True)
+        ...         return (await mq.group("billing")).offline
+        >>> asyncio.run(main())
+        ('ann',)
+        """
+        await self._request(
+            {"op": "group.member", "group": group, "member": member, "offline": offline}
+        )
+
+    # --- moving around -----------------------------------------------------------------------
+
+    async def reset_group(
+        self, group: str, *, to: GroupStart, topic: str | None = None, dry_run: bool = False
+    ) -> int:
+        """Begin again at `to`, in one topic or all of them; return how many messages that makes.
+
+        `to` is `"earliest"`, `"latest"`, an offset (of one topic), a time, or how long ago
+        (`"10m"`). Attempts, retries and dead letters from there on are forgotten; what is leased
+        is void.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("billing", "orders", start="latest")
+        ...         count = await mq.reset_group("billing", to=1)
+        ...         return [count, (await mq.group("billing")).backlog]
+        >>> asyncio.run(main())
+        [2, 2]
+        """
+        where = start_of(to, now_ms=self._clock.now_ms())
+        reply = await self._request(
+            {"op": "group.reset", "group": group, "topic": topic or "", "to": where,
+             "dry_run": dry_run}
+        )  # fmt: skip
+        return int(reply["count"])
+
+    async def skip(self, group: str, topic: str, offsets: Offsets | None = None) -> int:
+        """Count messages as finished without delivering them; return how many were not already.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("billing", "orders")
+        ...         return [await mq.skip("billing", "orders/0"),
+        ...                 await mq.skip("billing", "orders", range(0, 2))]
+        >>> asyncio.run(main())
+        [1, 1]
+        """
+        topic, ranges = _place(topic, offsets)
+        return await self._in_parts("group.skip", group=group, topic=topic, ranges=ranges)
+
+    async def replay(
+        self,
+        group: str,
+        topic: str,
+        offsets: Offsets | None = None,
+        *,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Deliver finished messages once more to this group; return how many.
+
+        Say which by id (`"orders/7"`), by offsets, or by `start` and `end` (times, or how long
+        ago: `start="1h", end="10m"`; `end` is now when it is left out).
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("billing", "orders", start="latest")
+        ...         return await mq.replay("billing", "orders", [0, 2], dry_run=True)
+        >>> asyncio.run(main())
+        2
+        """
+        if start is None and end is None:
+            topic, ranges = _place(topic, offsets)
+            return await self._in_parts(
+                "group.replay", group=group, topic=topic, ranges=ranges, dry_run=dry_run
+            )
+        if offsets is not None or start is None:
+            raise InvalidRequest("a replay is told offsets, or from 'start' to 'end'")
+        request = {"op": "group.replay", "group": group, "topic": topic, "dry_run": dry_run}
+        reply = await self._request({**request, **self._window(start, end)})
+        return int(reply["count"])
+
+    async def fork_group(self, group: str, to: str) -> GroupDescription:
+        """Make a group `to` that is where `group` is now, for a trial; return it.
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("billing", "orders", start=2)
+        ...         return (await mq.fork_group("billing", "trial")).backlog
+        >>> asyncio.run(main())
+        1
+        """
+        await self._request({"op": "group.fork", "group": group, "to": to})
+        return await self.group(to)
+
+    async def peek(self, group: str, topic: str, *, n: int = 10) -> list[Message]:
+        """Return the messages that would be delivered next, without delivering them.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[bytes]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("billing", "orders", start=1)
+        ...         return [message.body for message in await mq.peek("billing", "orders", n=1)]
+        >>> asyncio.run(main())
+        [b'b']
+        """
+        if not 1 <= n <= PEEK_MAX:
+            raise InvalidRequest(f"a peek is for 1 to {PEEK_MAX} messages, not {n}")
+        reply = await self._request(
+            {"op": "group.peek", "group": group, "topic": topic, "limit": n}
+        )
+        ranges = sorted(msgspec.convert(reply["ranges"], list[Range]))
+        first_offset = (await self.topic(topic)).first_offset
+        found = collect(self._reader_at, topic, ranges, first_offset=first_offset)
+        return [message async for message in found][:n]
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _in_parts(
+        self, op: str, *, ranges: list[Range], group: str, topic: str, dry_run: bool | None = None
+    ) -> int:
+        """Ask for any number of ranges, in as many requests as that takes; return the sum."""
+        count = 0
+        request: dict[str, object] = {"op": op, "group": group, "topic": topic}
+        if dry_run is not None:
+            request["dry_run"] = dry_run
+        for at in range(0, len(ranges), _RANGES_MAX):
+            reply = await self._request({**request, "ranges": ranges[at : at + _RANGES_MAX]})
+            count += int(reply["count"])
+        return count
+
+    def _window(self, start: Moment, end: Moment | None) -> dict[str, object]:
+        now_ms = self._clock.now_ms()
+        begins = start if isinstance(start, str | datetime | timedelta) else None
+        first = None if begins is None else read_start(begins, None, now_ms=now_ms)
+        last = read_end(end, now_ms=now_ms)
+        if not isinstance(first, Start) or first.time_ms is None or last.offset is not None:
+            raise InvalidRequest("'start' and 'end' of a replay are times, or how long ago")
+        window: dict[str, object] = {"from_ms": first.time_ms}
+        return window if last.time_ms is None else window | {"to_ms": last.time_ms}
+
+
+def _place(topic: str, offsets: Offsets | None) -> tuple[str, list[Range]]:
+    """Return topic and ranges, from an id or from both."""
+    if offsets is None:
+        topic, offset = parse_id(topic)
+        return topic, [(offset, offset + 1)]
+    return topic, as_ranges(offsets)

@@ -1,0 +1,247 @@
+"""What a client knows of a group, and the words it uses to ask for one.
+
+    GroupDescription ─┬─ topics:  ShareDescription    how far the group is with each of them
+                      └─ members: MemberDescription   who is there now, and how much they do
+    DeadLetterDescription                             one message that the group gave up on
+
+They are what the broker replied, and never change; ask again for newer ones. A field that a later
+broker adds is ignored here, one that an older broker lacks has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, cast
+
+import msgspec
+
+from onward.client.topics import Duration, duration_ms, read_start
+from onward.delivery.filter import Filter
+from onward.delivery.ranges import Range, ranges_of
+from onward.delivery.record import GroupWish, Mode, StartAt
+from onward.delivery.retry import RetryPolicy, parse_policy
+from onward.errors import InvalidRequest
+from onward.message.message import Message
+from onward.protocol.payloads import Start
+
+Offsets = int | range | Iterable[int]
+"""One offset, a range of them, or any number of them."""
+GroupStart = str | int | datetime | timedelta
+"""`earliest`, `latest`, an offset, a time, or how long ago."""
+
+
+class ShareDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group is with one topic.
+
+    >>> ShareDescription(topic="orders", cursor=7, end=10, backlog=3).backlog
+    3
+    """
+
+    topic: str
+    cursor: int = 0
+    """Everything below is finished."""
+    end: int = 0
+    """The topic's next offset."""
+    backlog: int = 0
+    """Messages that are not finished."""
+    oldest_at_ms: int = 0
+    """When the oldest of them was published; 0 when there is none."""
+    ready: int = 0
+    waiting: int = 0
+    """Retries that are not due yet."""
+    next_due_ms: int = 0
+    """When the first of them is due; 0 when none waits."""
+    leased: int = 0
+    dead: int = 0
+
+
+class MemberDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One member of a group.
+
+    >>> MemberDescription(member="ann", state="active", leased=3).state
+    'active'
+    """
+
+    member: str
+    client: str = ""
+    host: str = ""
+    pid: int = 0
+    state: str = ""
+    """`active` or `standby`."""
+    credit: int = 0
+    leased: int = 0
+    delivered: int = 0
+    acked: int = 0
+    retried: int = 0
+    expired: int = 0
+    """Deliveries whose lease ran out: it took them and did not answer in time."""
+    since_ms: int = 0
+    rate: float = 0.0
+    """Messages acked per second, since it joined."""
+
+
+class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One group, as its broker describes it.
+
+    >>> group = GroupDescription(group="billing", mode="shared", backlog=7)
+    >>> group.is_idle
+    False
+    """
+
+    group: str
+    mode: str = "shared"
+    paused: bool = False
+    backlog: int = 0
+    dead: int = 0
+    expired_leases: int = 0
+    """Leases that ran out since the broker started."""
+    topics: tuple[ShareDescription, ...] = ()
+    members: tuple[MemberDescription, ...] = ()
+    """At most 10,000 of them, in a list of groups at most 100; `member_count` says how many."""
+    member_count: int = 0
+    positions: dict[str, dict[str, int]] = {}
+    """Of a broadcast group: member to topic to the offset where it goes on."""
+    start: Literal["earliest", "latest"] | StartAt = "earliest"
+    retry: RetryPolicy = RetryPolicy()
+    at_most_once: bool = False
+    lease_ms: int = 0
+    filter: Filter = Filter()
+    priorities: bool = False
+    tenants: dict[str, float] | None = None
+    key_rate: float = 0
+    key_concurrency: int = 0
+    offline: tuple[str, ...] = ()
+    """Members that an operator took out."""
+    created_at_ms: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether everything there is, is finished."""
+        return not self.backlog
+
+    @property
+    def oldest_at_ms(self) -> int:
+        """When the oldest unfinished message of all its topics was published; 0 when there is none.
+
+        >>> GroupDescription(group="billing").oldest_at_ms
+        0
+        """
+        return min((one.oldest_at_ms for one in self.topics if one.oldest_at_ms), default=0)
+
+
+class DeadLetterDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that its group gave up on, and why.
+
+    >>> DeadLetterDescription(topic="orders", offset=7, cause="no such order").id
+    'orders/7'
+    """
+
+    topic: str
+    offset: int
+    cause: str = ""
+    attempts: int = 0
+    member: str = ""
+    died_at_ms: int = 0
+    message: Message | None = None
+    """The message itself, where it was asked for and is still there."""
+
+    @property
+    def id(self) -> str:
+        """The name of the message for people: `topic/offset`."""
+        return f"{self.topic}/{self.offset}"
+
+
+def as_ranges(offsets: Offsets) -> list[Range]:
+    """Return offsets as ranges, in order.
+
+    >>> as_ranges([7, 3, 4, 3]), as_ranges(5), as_ranges(range(100))
+    ([(3, 5), (7, 8)], [(5, 6)], [(0, 100)])
+    """
+    if isinstance(offsets, int) and not isinstance(offsets, bool):
+        offsets = range(offsets, offsets + 1)
+    if isinstance(offsets, range) and offsets.step == 1:
+        ranges = [(offsets.start, offsets.stop)] if offsets else []
+    else:
+        ranges = ranges_of(_checked(offsets))
+    if not ranges:
+        raise InvalidRequest("no offsets are given")
+    if ranges[0][0] < 0:
+        raise InvalidRequest(f"offset {ranges[0][0]} is negative")
+    return ranges
+
+
+def _checked(offsets: Offsets) -> list[int]:
+    listed = list(offsets) if isinstance(offsets, Iterable) else [offsets]
+    for one in listed:
+        if type(one) is not int:
+            raise InvalidRequest(f"an offset is a number, not {one!r}")
+    return listed
+
+
+def as_names(topics: str | Sequence[str]) -> list[str]:
+    """Return one or several names as a list.
+
+    >>> as_names("orders"), as_names(["orders", "refunds"])
+    (['orders'], ['orders', 'refunds'])
+    """
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise InvalidRequest("a group needs at least one topic")
+    return names
+
+
+def start_of(start: GroupStart, *, now_ms: int) -> str | StartAt:
+    """Return where a group begins, from all the ways to say it.
+
+    >>> start_of("10m", now_ms=700_000).time_ms
+    100000
+    """
+    found = read_start(start, None, now_ms=now_ms)
+    if isinstance(found, Start):
+        return StartAt(offset=found.offset, time_ms=found.time_ms)
+    return found
+
+
+def make_wish(
+    *,
+    now_ms: int,
+    mode: Mode | None = None,
+    start: GroupStart | None = None,
+    retry: RetryPolicy | str | None = None,
+    at_most_once: bool | None = None,
+    lease: Duration | None = None,
+    tags: str | Sequence[str] | None = None,
+    all_tags: str | Sequence[str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    priorities: bool | None = None,
+    tenants: Mapping[str, float] | None = None,
+    key_rate: float | None = None,
+    key_concurrency: int | None = None,
+) -> GroupWish:
+    """Return what is asked of a group; what is None is left as it is.
+
+    >>> make_wish(now_ms=0, lease="1m", tags="vip").lease_ms
+    60000
+    """
+    chosen: Filter | None = None
+    if tags is not None or all_tags is not None or headers is not None:
+        chosen = Filter(tags_any=_tags(tags), tags_all=_tags(all_tags), headers=dict(headers or {}))
+    return GroupWish(
+        mode=mode,
+        start=None if start is None else cast(Any, start_of(start, now_ms=now_ms)),
+        retry=parse_policy(retry) if isinstance(retry, str) else retry,
+        at_most_once=at_most_once,
+        lease_ms=None if lease is None else duration_ms(lease),
+        filter=chosen,
+        priorities=priorities,
+        tenants=None if tenants is None else dict(tenants),
+        key_rate=key_rate,
+        key_concurrency=key_concurrency,
+    )
+
+
+def _tags(tags: str | Sequence[str] | None) -> tuple[str, ...]:
+    if tags is None:
+        return ()
+    return tuple(tags.split(",")) if isinstance(tags, str) else tuple(tags)

@@ -1,0 +1,136 @@
+"""Asking about messages: `find` them, and `explain` what happened to one.
+
+Both only look. `find` reads the topic, so it costs what reading costs; `explain` reads the trace
+from the message's event on, because nothing that concerns it can stand before it in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from onward.client.asking import Asking
+from onward.client.explanation import Explanation, LifeStory, Publisher
+from onward.client.finding import (
+    FIND_MAX,
+    Moment,
+    Wanted,
+    find_messages,
+    parse_id,
+    read_end,
+)
+from onward.client.topics import read_start
+from onward.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
+from onward.message.message import Message
+from onward.message.names import check_topic_name
+from onward.protocol.payloads import Start
+
+TRACE = "@trace"
+
+
+class LifeCalls(Asking):
+    """The calls of a client that ask about messages."""
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        trace_id: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        text: str | bytes | None = None,
+        start: Moment = "earliest",
+        end: Moment | None = None,
+        limit: int = 100,
+    ) -> list[Message]:
+        """Return the first messages of a topic that have all that is asked for.
+
+        `text` is looked for in the body; `start` and `end` are offsets, times, or how long ago, and
+        `end` itself is left out. Without anything to look for it browses. In place of a topic the
+        id of one message (`"orders/7"`) gives that one.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", ["red", "green", "red"], keys=["a", "b", "c"])
+        ...         return [message.id for message in await mq.find("orders", text="red", key="c")]
+        >>> asyncio.run(main())
+        ['orders/2']
+        """
+        if "/" in topic:
+            return [await self.get(*parse_id(topic))]
+        check_topic_name(topic, system=True)
+        if type(limit) is not int or not 1 <= limit <= FIND_MAX:
+            raise InvalidRequest(f"find returns 1 to {FIND_MAX} messages, not {limit!r}")
+        now_ms = self._clock.now_ms()
+        wanted = Wanted(key, trace_id, headers or None, text or None)
+        until = read_end(end, now_ms=now_ms)
+        begins = read_start(start, None, now_ms=now_ms)
+        return await find_messages(self._reader(topic, begins), wanted, end=until, limit=limit)
+
+    async def explain(self, message_id: str) -> Explanation:
+        """Return the life line of a message: published, stored, and how it went in every group.
+
+        It can be told of messages that retention has taken away as well, as far as the trace
+        reaches. `OffsetOutOfRange` when there never was such a message.
+
+        >>> import asyncio, onward
+        >>> async def main() -> str:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("orders", "hello")
+        ...         async for delivery in mq.consume("orders", group="billing", member="ann"):
+        ...             await delivery.ack()
+        ...             break
+        ...         return (await mq.explain("orders/0")).group("billing").sentence()
+        >>> asyncio.run(main())
+        'acked by ann after ... ms'
+        """
+        topic, offset = parse_id(message_id)
+        described = await self.topic(topic)
+        if offset >= described.next_offset:
+            raise OffsetOutOfRange(
+                f"there is no message {message_id!r}: the next offset of topic {topic!r} is "
+                f"{described.next_offset}"
+            )
+        try:
+            message = await self.get(topic, offset)
+        except OffsetOutOfRange:
+            message = None
+        state = await self._request({"op": "message.state", "topic": topic, "offset": offset})
+        status = await self._request({"op": "status"})
+        story = LifeStory(topic, offset)
+        is_complete = await self._read_trace(story, message)
+        by = state.get("published_by")
+        return Explanation(
+            topic=topic, offset=offset, asked_at_ms=self._clock.now_ms(), message=message,
+            node=str(status["node"]), durability=_durability(message, status["durable_event_id"]),
+            published_by=None if by is None else msgspec.convert(by, Publisher),
+            producer_id=int(state.get("producer_id") or 0),
+            groups=story.lives(state["groups"]), is_complete=is_complete,
+        )  # fmt: skip
+
+    async def _read_trace(self, story: LifeStory, message: Message | None) -> bool:
+        """Take all rows since the message; tell whether they reach back to it."""
+        try:
+            first_offset = (await self.topic(TRACE)).first_offset
+        except UnknownTopic:
+            return True
+        start = "earliest" if message is None else Start(event_id=message.event_id)
+        batches = self._reader(TRACE, start).batches()
+        is_complete = message is not None or not first_offset
+        try:
+            async for batch in batches:
+                if 0 < batch.first_offset == first_offset:
+                    is_complete = False
+                story.add(batch.bodies)
+        finally:
+            await batches.aclose()
+        return is_complete
+
+
+def _durability(message: Message | None, durable_event_id: int) -> Literal["disk", "memory", ""]:
+    if message is None:
+        return ""
+    return "disk" if message.event_id <= durable_event_id else "memory"

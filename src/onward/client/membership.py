@@ -1,0 +1,396 @@
+"""Being a member of a group: joined over one connection, and again over the next.
+
+    away ──join──▶ joined ──▶ over: left, or ended by the broker (deleted, offline, topic ended)
+      ▲              │
+      └─ connection ─┘   what was received is void: the broker gives it to somebody, perhaps to us
+           lost
+
+Deliveries wait here until they are asked for. While anything is held or waits, its leases are
+renewed at each third of their time; a batch that the program has dropped without settling it is
+not: its lease runs out. A broker that is overloaded or stops is asked again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from onward.client.credit import Credit
+from onward.client.delivery import Delivery
+from onward.client.delivery_batch import DeliveryBatch
+from onward.client.keeper import Keeper
+from onward.client.link import Link
+from onward.client.settling import Settling
+from onward.delivery.ranges import Ranges, ranges_of
+from onward.errors import NotConnected, NotLeader, OnwardError, Overloaded, Stopping, from_wire
+from onward.protocol.deliveries import (
+    Consume,
+    Joined,
+    decode_delivery,
+    decode_joined,
+    more_frame,
+)
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import decode_end, decode_error, encode_json
+
+logger = logging.getLogger("onward.consumer")
+
+PAUSE_S_MIN = 0.05
+LEAVE_S_MAX = 5.0
+PASSING = (Overloaded, Stopping, NotLeader)
+"""Errors after which joining again is worth a try."""
+
+
+class Seat:
+    """A membership on one connection: what has to be told apart from the next one."""
+
+    __slots__ = ("_membership", "answer", "id", "joined", "left", "link", "settling")
+
+    def __init__(self, membership: Membership, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        self._membership = membership
+        self.link = link
+        self.id = link.expect(self.take)
+        self.answer: asyncio.Future[Joined] = loop.create_future()
+        self.answer.add_done_callback(_look_at)
+        self.joined: Joined | None = None
+        self.settling: Settling | None = None
+        self.left: asyncio.Future[None] | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Tell whether the broker counts us in, as far as we know."""
+        return self.joined is not None and self.left is None and self.link.is_open
+
+    def take(self, kind: int, payload: bytes | bytearray) -> None:
+        """Take a frame of this membership; after we have said that we leave only its end counts."""
+        if self.left is None:
+            self._membership.take(self, kind, payload)
+        elif kind in (Kind.END, Kind.ERROR):
+            self.link.forget(self.id)
+            if not self.left.done():
+                self.left.set_result(None)
+
+    def cancel(self) -> None:
+        """Tell the broker that we leave; `left` ends when it has taken note."""
+        self.left = asyncio.get_running_loop().create_future()
+        if self.link.is_open:
+            self.link.send(Kind.CANCEL, self.id)
+        else:
+            self.left.set_result(None)
+
+
+class Membership:
+    """One member of one group."""
+
+    def __init__(
+        self, keeper: Keeper, consume: Consume, *, timeout_s: float,
+        on_joined: Callable[[Link, Joined], None], check_open: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._keeper = keeper
+        self._consume = consume
+        self._timeout_s = timeout_s
+        self._on_joined = on_joined
+        self._check_open = check_open
+        self._patience: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self._joining = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._seat: Seat | None = None
+        self._was_joined = False
+        self._pause_s = 0.0
+        self._received: deque[DeliveryBatch] = deque()
+        self._leases: dict[int, tuple[weakref.ref[DeliveryBatch], Ranges]] = {}
+        self._renewal: asyncio.TimerHandle | None = None
+        self._has_warned = False
+        self.credit = Credit()
+        self.rest: deque[Delivery] = deque()
+        """What is left of a batch of which the program takes one message after the other."""
+        self.end: OnwardError | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        """Tell whether the broker counts us in, as far as we know."""
+        return self._seat is not None and self._seat.is_taken
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether something was received and not taken yet."""
+        return bool(self._received or self.rest)
+
+    @property
+    def joined(self) -> Joined | None:
+        """What the broker said when we joined; None while we are away."""
+        return None if self._seat is None else self._seat.joined
+
+    # --- joining -----------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Join, or join again; only the first time there is a deadline."""
+        async with self._joining:
+            self._check_open()
+            if self.is_joined:
+                return
+            patience_s = None if self._was_joined else self._timeout_s
+            try:
+                async with asyncio.timeout(patience_s) as self._patience:
+                    while not await self._try_join(patience_s):
+                        pass
+            except TimeoutError:
+                self._check_open()
+                raise NotConnected(
+                    f"group {self._consume.group!r} could not be joined in time"
+                ) from None
+            finally:
+                self._patience = None
+
+    async def _try_join(self, patience_s: float | None) -> bool:
+        """Ask once; tell whether it worked: if not it is worth another try."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await asyncio.sleep(pause_s)
+        link = await self._keeper.connected(timeout_s=patience_s)
+        self.credit.restart()
+        seat = self._seat = Seat(self, link)
+        credit = self.credit.more(now=self._loop.time())
+        try:
+            consume = msgspec.structs.replace(self._consume, credit=credit)
+            link.send(Kind.CONSUME, seat.id, encode_json(consume))
+            waited: list[asyncio.Future[Any]] = [seat.answer, link.lost]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not seat.answer.done():
+                return False
+            seat.answer.result()
+        except PASSING as error:
+            self._pause_s = _pause_s(error)
+            return False
+        except OnwardError:
+            raise
+        except BaseException:
+            seat.cancel()
+            raise
+        link.lost.add_done_callback(self._lost)
+        return True
+
+    def _seated(self, seat: Seat, joined: Joined) -> None:
+        """Make room for what may come right behind the answer."""
+        seat.settling = Settling(
+            seat.link, seat.id, group=self._consume.group, member=joined.member,
+            at_most_once=joined.at_most_once,
+        )  # fmt: skip
+        seat.joined = joined
+        self._was_joined = True
+        self._on_joined(seat.link, joined)
+        if not seat.answer.done():
+            seat.answer.set_result(joined)
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    async def next_batch(self) -> DeliveryBatch:
+        """Return the next batch, joining first if need be; raise why there is none any more."""
+        self._check_open()
+        while (batch := self.take_batch()) is None:
+            if self.end is not None:
+                raise self.end
+            if self.is_joined:
+                self._changed.clear()
+                await self._changed.wait()
+                self._check_open()
+            else:
+                await self.join()
+        return batch
+
+    def take_batch(self) -> DeliveryBatch | None:
+        """Return what came first of what waits; None when nothing waits."""
+        while self._received:
+            batch = self._received.popleft()
+            self.credit.opened(batch.entries_bytes)
+            batch.taken()
+            if not batch.is_lost:
+                batch.open()
+                if batch.count:
+                    self.took(batch.granted - batch.count)
+                    return batch
+            self.took(batch.granted)
+        return None
+
+    def push(self, batch: DeliveryBatch) -> None:
+        """Let a batch wait to be taken."""
+        self._received.append(batch)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Let everybody who waits look whether we are still open."""
+        self._changed.set()
+        if self._patience is not None:
+            self._patience.reschedule(self._loop.time())
+
+    def finish(self, error: OnwardError) -> None:
+        """End it: this is what everybody is told who asks for more."""
+        self.end = self.end or error
+        self._changed.set()
+
+    def took(self, count: int) -> None:
+        """Take note of messages that were handed to the program, and give credit for others."""
+        self.credit.took(count)
+        self.give_more()
+
+    def give_more(self) -> None:
+        """Give credit, when it is time to."""
+        self._send_more(self.credit.more(now=self._loop.time()))
+
+    def give(self, count: int) -> None:
+        """Give so much credit, for somebody who waits for just that."""
+        self._send_more(self.credit.give(count))
+
+    def take_back(self) -> None:
+        """Take back the credit that is not used."""
+        self._send_more(self.credit.take_back())
+
+    def release_waiting(self) -> None:
+        """Give back whatever was received and not taken yet."""
+        for batch in {delivery.batch: None for delivery in self.rest}:
+            assert batch is not None
+            offsets = [one.offset for one in self.rest if one.batch is batch]
+            batch.release_ranges_soon(ranges_of(offsets))
+        received, self._received = self._received, deque()
+        for batch in received:
+            self.credit.opened(batch.entries_bytes)
+            batch.taken()
+            batch.release_soon()
+        self.credit.waiting = 0
+        self.rest.clear()
+
+    def _send_more(self, credit: int) -> None:
+        seat = self._seat
+        if credit and seat is not None and seat.is_taken:
+            seat.link.write(more_frame(seat.id, credit))
+
+    def take(self, seat: Seat, kind: int, payload: bytes | bytearray) -> None:
+        """Take a frame from the broker."""
+        if kind == Kind.DELIVERY:
+            self._delivered(seat, payload)
+        elif kind == Kind.REPLY:
+            self._seated(seat, decode_joined(payload))
+        elif kind == Kind.END:
+            end = decode_end(payload)
+            self._ended(seat, from_wire({"code": end.code, "message": end.message}))
+        else:
+            self._ended(seat, decode_error(payload))
+
+    def _delivered(self, seat: Seat, payload: bytes | bytearray) -> None:
+        assert seat.settling is not None, "a delivery comes after the answer"
+        assert seat.joined is not None
+        delivered = decode_delivery(payload)
+        batch = DeliveryBatch(
+            seat.settling, memoryview(payload)[delivered.entries_at :], topic=delivered.topic,
+            grants=delivered.grants, lease=delivered.delivery,
+        )  # fmt: skip
+        if not seat.joined.at_most_once:
+            self._watch(batch)
+        self._send_more(self.credit.arrived(batch.granted, size=batch.entries_bytes))
+        self.push(batch)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _ended(self, seat: Seat, error: OnwardError) -> None:
+        """The broker has ended the membership, or does not let us in."""
+        seat.link.forget(seat.id)
+        self._drop(seat)
+        if not seat.answer.done():
+            seat.answer.set_exception(error)
+        elif isinstance(error, PASSING):
+            self._pause_s = _pause_s(error)
+        else:
+            self.end = self.end or error
+        self._changed.set()
+
+    def _lost(self, lost: asyncio.Future[OnwardError]) -> None:
+        if self._seat is not None and self._seat.link.lost is lost:
+            self._drop(self._seat)
+            self._changed.set()
+
+    def _drop(self, seat: Seat) -> None:
+        """Forget what this connection brought: it will come again, to us or to others."""
+        if seat.settling is not None:
+            seat.settling.lose()
+        self._leases.clear()
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+        self._received = deque(batch for batch in self._received if not batch.is_lost)
+        kept = [delivery for delivery in self.rest if not delivery.is_lost]
+        self.rest.clear()
+        self.rest.extend(kept)
+        if self._seat is seat:
+            self._seat = None
+
+    async def leave(self) -> None:
+        """Leave: what was said is answered first, what is still held is given back."""
+        seat = self._seat
+        if seat is None or not seat.is_taken or seat.settling is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await seat.settling.quiet()
+        except TimeoutError:
+            logger.warning("group %r: some outcomes had no answer in time", self._consume.group)
+        finally:
+            seat.cancel()
+            self._drop(seat)
+        assert seat.left is not None
+        waited: list[asyncio.Future[Any]] = [seat.left, seat.link.lost]
+        await asyncio.wait(waited, timeout=LEAVE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _watch(self, batch: DeliveryBatch) -> None:
+        """Renew this lease as long as the program has the batch, or it waits here."""
+        lease = batch.lease
+        reference = weakref.ref(batch, lambda _: self._forgotten(lease))
+        self._leases[lease] = (reference, batch.held)
+        self._plan_renewal()
+
+    def _plan_renewal(self) -> None:
+        if self._renewal is None and self.joined is not None:
+            self._renewal = self._loop.call_later(self.joined.lease_ms / 3000, self._renew)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        seat = self._seat
+        if seat is None or not seat.is_taken or seat.settling is None:
+            return
+        seat.settling.give_up_before(self._loop.time() - self._timeout_s)
+        for lease, (reference, held) in list(self._leases.items()):
+            batch = reference()
+            if batch is None or batch.is_lost or not held:
+                del self._leases[lease]
+            else:
+                batch.renew_soon()
+        if self._leases or not seat.settling.is_quiet:
+            self._plan_renewal()
+
+    def _forgotten(self, lease: int) -> None:
+        """The program has dropped a batch: say so once if something of it was not settled."""
+        _, held = self._leases.pop(lease, (None, None))
+        if held and not self._has_warned and self.joined is not None:
+            self._has_warned = True
+            logger.warning(
+                "group %r: %d messages were taken and neither acked, retried nor rejected; they "
+                "come again when their lease ends", self._consume.group, held.count,
+            )  # fmt: skip
+
+
+def _pause_s(error: OnwardError) -> float:
+    return max(getattr(error, "retry_after_ms", 0) / 1000, PAUSE_S_MIN)
+
+
+def _look_at(answer: asyncio.Future[Joined]) -> None:
+    """Whoever waited for it may have given up."""
+    if not answer.cancelled():
+        answer.exception()

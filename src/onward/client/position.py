@@ -1,0 +1,133 @@
+"""Where a member of a broadcast keeps how far it is: in a file of its own, or with its broker.
+
+    file     {"group": "prices", "positions": {"ticks": 71}}: written aside, synced, renamed
+    broker   under the member's name, by `position.set`
+
+A position is an offset below which everything is done. It is stored now and then, not with each
+ack: after a crash a member gets some messages again, and misses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from onward.client.link import Link
+from onward.errors import Conflict, Corruption, InvalidRequest
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import encode_json
+
+FILE_BYTES_MAX = 1 << 20
+
+
+class Place(Protocol):
+    """Where positions are kept."""
+
+    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+        """Store positions by topic; the future ends when that is done, or not possible."""
+
+
+class _Stored(msgspec.Struct):
+    group: str
+    positions: dict[str, int]
+
+
+class PositionFile:
+    """Positions in a local file.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> place = PositionFile(Path(folder.name) / "ticks.json", group="prices")
+    >>> place.load()
+    {}
+    >>> place.write({"ticks": 71})
+    >>> place.load()
+    {'ticks': 71}
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, group: str) -> None:
+        self._path = Path(path)
+        self._group = group
+
+    def load(self) -> dict[str, int]:
+        """Return what was stored; nothing when there is no file yet."""
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise InvalidRequest(f"position file '{self._path}' cannot be read: {error}") from None
+        try:
+            stored = msgspec.json.decode(text, type=_Stored)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corruption(
+                f"position file '{self._path}' is not understood: {error}; remove it to begin anew"
+            ) from None
+        if stored.group != self._group:
+            raise Conflict(
+                f"position file '{self._path}' belongs to group {stored.group!r}, "
+                f"not to {self._group!r}"
+            )
+        return {topic: max(0, offset) for topic, offset in stored.positions.items()}
+
+    def write(self, positions: Mapping[str, int]) -> None:
+        """Store positions so that the old or the new ones survive whatever happens."""
+        aside = self._path.with_name(f"{self._path.name}.new")
+        stored = _Stored(self._group, dict(positions))
+        with aside.open("wb") as file:
+            file.write(msgspec.json.encode(stored))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+        """Write in a thread: a disk may be slow."""
+        return asyncio.get_running_loop().run_in_executor(None, self.write, dict(positions))
+
+
+class PositionOnBroker:
+    """Positions with the broker, under the name of a member."""
+
+    def __init__(self, *, group: str, member: str) -> None:
+        self._group = group
+        self._member = member
+
+    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+        """Send one request for each topic."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        open_ids: set[int] = set()
+        for topic, offset in positions.items():
+            self._send(link, topic, offset, open_ids=open_ids, stored=stored)
+        if not open_ids:
+            stored.set_result(None)
+        return stored
+
+    def _send(
+        self, link: Link, topic: str, offset: int, *, open_ids: set[int],
+        stored: asyncio.Future[None],
+    ) -> None:  # fmt: skip
+        def take(kind: int, payload: bytes | bytearray) -> None:
+            link.forget(request_id)
+            open_ids.discard(request_id)
+            if not open_ids and not stored.done():
+                stored.set_result(None)
+
+        request_id = link.expect(take)
+        open_ids.add(request_id)
+        request = {
+            "op": "position.set", "group": self._group, "member": self._member, "topic": topic,
+            "offset": offset,
+        }  # fmt: skip
+        link.send(Kind.REQUEST, request_id, encode_json(request))

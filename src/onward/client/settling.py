@@ -1,0 +1,270 @@
+"""Outcomes on their way: collected for one turn of the loop, sent together, answered together.
+
+    ack() ack() retry() ──turn ends──▶ ACK, SETTLE ──SETTLED──▶ all done, or LeaseLost for some
+                                            └─ connection lost ──▶ OutcomeUnknown
+
+Adjacent offsets of a delivery become one row. Outcomes belong to the connection on which their
+messages were delivered: when it is lost its leases are, so nothing is ever sent on a later one.
+What an error answered (the disk is full) is held again, and can be settled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import chain
+
+from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed
+from onward.client.link import Link
+from onward.delivery.ranges import Range, Ranges, merged
+from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
+from onward.protocol.deliveries import ROWS_MAX, Outcome, Row, Settle, ack_frame, decode_settled
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import decode_error, encode_json
+
+OUTCOMES_MAX = 2_000
+"""Rows of a SETTLE: with the longest causes it is still far below the limit of a frame."""
+
+
+class Waiting:
+    """One outcome that somebody waits for."""
+
+    __slots__ = ("batch", "future", "ranges", "row")
+
+    def __init__(
+        self, batch: DeliveryBatch, ranges: Sequence[Range], row: Outcome | None,
+        future: asyncio.Future[None],
+    ) -> None:  # fmt: skip
+        self.batch = batch
+        self.ranges = ranges
+        self.row = row
+        self.future = future
+
+    @property
+    def is_renewal(self) -> bool:
+        """Tell whether the lease goes on: nothing is settled by it."""
+        return self.row is not None and self.row.do == "renew"
+
+    def succeed(self) -> None:
+        """Tell that it is durable."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: OnwardError) -> None:
+        """Tell why not."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Sent:
+    """A frame that has no answer yet."""
+
+    __slots__ = ("_settling", "request_id", "sent_at", "waiting")
+
+    def __init__(self, settling: Settling, waiting: list[Waiting], sent_at: float) -> None:
+        self._settling = settling
+        self.waiting = waiting
+        self.sent_at = sent_at
+        self.request_id = 0
+
+    def take(self, kind: int, payload: bytes | bytearray) -> None:
+        """Take the answer."""
+        self._settling.answered(self, kind, payload)
+
+
+class Settling:
+    """What one member says of what it was given on one connection."""
+
+    def __init__(
+        self, link: Link, consumer_id: int, *, group: str, member: str, at_most_once: bool
+    ) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._consumer_id = consumer_id
+        self._at_most_once = at_most_once
+        self._acks: list[Waiting] = []
+        self._acks_rows = 0
+        self._outcomes: list[Waiting] = []
+        self._outcomes_ranges = 0
+        self._sent: dict[int, Sent] = {}
+        self._is_due = False
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.group = group
+        self.member = member
+        self.is_lost = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether everything is answered."""
+        return self._quiet.is_set()
+
+    async def quiet(self) -> None:
+        """Wait until everything is answered."""
+        await self._quiet.wait()
+
+    def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
+        """Say that these ranges are done."""
+        if self._at_most_once or not ranges:
+            return done()
+        if self._acks_rows + len(ranges) > ROWS_MAX:
+            self._flush()
+        waiting = Waiting(batch, ranges, None, self._loop.create_future())
+        self._acks.append(waiting)
+        self._acks_rows += len(ranges)
+        self._flush_soon()
+        return waiting.future
+
+    def settle(
+        self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
+        after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """Say what else shall happen with these ranges."""
+        if self._at_most_once:
+            return done() if do in ("renew", "release") else failed(self._finished(batch))
+        if not ranges:
+            return done()
+        row = Outcome(
+            do, batch.lease, () if do == "renew" else tuple(ranges), after_ms, at_ms, count, cause
+        )
+        ranges_count = self._outcomes_ranges + len(ranges)
+        if len(self._outcomes) >= OUTCOMES_MAX or ranges_count > ROWS_MAX:
+            self._flush()
+        waiting = Waiting(batch, ranges, row, self._loop.create_future())
+        self._outcomes.append(waiting)
+        self._outcomes_ranges += len(ranges)
+        self._flush_soon()
+        return waiting.future
+
+    def lose(self) -> None:
+        """Take note that the connection, or the membership on it, is over."""
+        self.is_lost = True
+        for sent in list(self._sent.values()):
+            self._forget(sent)
+            self._fail_unknown(sent, "the connection was lost")
+        self._flush()
+
+    def give_up_before(self, instant: float) -> None:
+        """Wait no longer for answers to what was sent before an instant of the loop's clock."""
+        for sent in list(self._sent.values()):
+            if sent.sent_at < instant:
+                self._forget(sent)
+                self._fail_unknown(sent, "no answer came in time")
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._quiet.clear()
+            self._loop.call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._is_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        acks, self._acks, self._acks_rows = self._acks, [], 0
+        outcomes, self._outcomes, self._outcomes_ranges = self._outcomes, [], 0
+        if self.is_lost or not self._link.is_open:
+            for waiting in chain(acks, outcomes):
+                waiting.fail(LeaseLost(f"the connection of {self._name(waiting)} was lost"))
+        else:
+            if acks:
+                sent = self._expect(acks)
+                self._link.write(ack_frame(sent.request_id, self._consumer_id, _rows(acks)))
+            if outcomes:
+                self._send_outcomes(outcomes)
+        self._note_quiet()
+
+    def _send_outcomes(self, outcomes: list[Waiting]) -> None:
+        sent = self._expect(outcomes)
+        rows = tuple(waiting.row for waiting in outcomes if waiting.row is not None)
+        self._link.send(Kind.SETTLE, sent.request_id, encode_json(Settle(self._consumer_id, rows)))
+
+    def _expect(self, waiting: list[Waiting]) -> Sent:
+        sent = Sent(self, waiting, self._loop.time())
+        sent.request_id = self._link.expect(sent.take)
+        self._sent[sent.request_id] = sent
+        return sent
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def answered(self, sent: Sent, kind: int, payload: bytes | bytearray) -> None:
+        """Take the answer to one frame."""
+        self._forget(sent)
+        if kind == Kind.SETTLED:
+            self._settled(sent, decode_settled(payload))
+        else:
+            self._failed(sent, decode_error(payload))
+        self._note_quiet()
+
+    def _failed(self, sent: Sent, error: OnwardError) -> None:
+        """Nothing of the frame was done: all of it is held again."""
+        if isinstance(error, InvalidRequest) and len(sent.waiting) > 1 and self._link.is_open:
+            # One of them is wrong, and it shares a frame with others: ask for each alone.
+            for waiting in sent.waiting:
+                self._send_outcomes([waiting])
+            return
+        for waiting in sent.waiting:
+            if not waiting.is_renewal:
+                waiting.batch.held.update(list(waiting.ranges))
+            waiting.fail(error)
+
+    def _settled(self, sent: Sent, refused: list[Row]) -> None:
+        if not refused:
+            for waiting in sent.waiting:
+                waiting.succeed()
+            return
+        lost: dict[int, Ranges] = {}
+        for lease, start, end in refused:
+            lost.setdefault(lease, Ranges()).add(start, end)
+        for waiting in sent.waiting:
+            ranges = lost.get(waiting.batch.lease)
+            if ranges is None:
+                waiting.succeed()
+            elif waiting.is_renewal:
+                waiting.batch.lose()
+                waiting.fail(self._refused(waiting))
+            elif any(ranges.overlap(start, end) for start, end in waiting.ranges):
+                waiting.fail(self._refused(waiting))
+            else:
+                waiting.succeed()
+
+    def _forget(self, sent: Sent) -> None:
+        self._link.forget(sent.request_id)
+        self._sent.pop(sent.request_id, None)
+
+    def _fail_unknown(self, sent: Sent, why: str) -> None:
+        for waiting in sent.waiting:
+            waiting.fail(OutcomeUnknown(f"{why} before {self._name(waiting)} was settled"))
+        self._note_quiet()
+
+    def _note_quiet(self) -> None:
+        if not (self._sent or self._acks or self._outcomes):
+            self._quiet.set()
+
+    def _refused(self, waiting: Waiting) -> LeaseLost:
+        return LeaseLost(f"the lease of {self._name(waiting)} ran out, or was given to another")
+
+    def _finished(self, batch: DeliveryBatch) -> LeaseLost:
+        return LeaseLost(
+            f"group {self.group!r} delivers at most once: what it got of {batch.topic!r} was "
+            "finished before it was delivered"
+        )
+
+    def _name(self, waiting: Waiting) -> str:
+        return f"{waiting.batch.topic}/{waiting.ranges[0][0]} in group {self.group!r}"
+
+
+def _rows(acks: list[Waiting]) -> list[Row]:
+    """Return one row for each run of offsets of each delivery."""
+    if len(acks) == 1:
+        lease = acks[0].batch.lease
+        return [(lease, start, end) for start, end in acks[0].ranges]
+    by_lease: dict[int, list[Range]] = {}
+    for waiting in acks:
+        by_lease.setdefault(waiting.batch.lease, []).extend(waiting.ranges)
+    return [
+        (lease, start, end) for lease, ranges in by_lease.items() for start, end in merged(ranges)
+    ]

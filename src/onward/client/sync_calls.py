@@ -1,0 +1,84 @@
+"""The calls of the blocking client that are about groups: those of `GroupCalls`, one by one.
+
+They are made from the asynchronous ones, with their arguments and their types, so nothing is said
+twice: what is written there is true here, without `await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+from onward.client.group_calls import GroupCalls
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Runs(Protocol):
+    """What runs calls of an asynchronous client, and waits for them."""
+
+    def _open(self) -> Any: ...
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+def _blocking(
+    call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that makes the same call and waits for it."""
+
+    def method(self: Runs, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._run(call(self._open(), *arguments, **options))
+
+    return cast(Callable[Concatenate[Any, P], T], _named_like(call, method))
+
+
+def _iterating(
+    call: Callable[Concatenate[Any, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """Return a method that gives the same, for `for`."""
+
+    def method(self: Runs, *arguments: P.args, **options: P.kwargs) -> Iterator[T]:
+        given = call(self._open(), *arguments, **options)
+        try:
+            while True:
+                try:
+                    yield self._run(anext(given))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(given.aclose())
+
+    return cast(Callable[Concatenate[Any, P], Iterator[T]], _named_like(call, method))
+
+
+def _named_like(call: Callable[..., object], method: Callable[..., T]) -> Callable[..., T]:
+    """Take over name, signature and what it does; the example would be another one here."""
+    named = wraps(call)(method)
+    named.__doc__ = (call.__doc__ or "").partition("\n\n")[0]
+    return named
+
+
+class SyncGroupCalls:
+    """What a program can ask of groups, blocking."""
+
+    groups = _blocking(GroupCalls.groups)
+    group = _blocking(GroupCalls.group)
+    create_group = _blocking(GroupCalls.create_group)
+    change_group = _blocking(GroupCalls.change_group)
+    delete_group = _blocking(GroupCalls.delete_group)
+    pause_group = _blocking(GroupCalls.pause_group)
+    resume_group = _blocking(GroupCalls.resume_group)
+    set_member = _blocking(GroupCalls.set_member)
+    reset_group = _blocking(GroupCalls.reset_group)
+    skip = _blocking(GroupCalls.skip)
+    replay = _blocking(GroupCalls.replay)
+    fork_group = _blocking(GroupCalls.fork_group)
+    peek = _blocking(GroupCalls.peek)
+    dead_letters = _iterating(GroupCalls.dead_letters)
+    redrive = _blocking(GroupCalls.redrive)
+    purge = _blocking(GroupCalls.purge)
+    find = _blocking(GroupCalls.find)
+    explain = _blocking(GroupCalls.explain)

@@ -1,0 +1,138 @@
+"""One function of an App: what it consumes, and what a call of it is.
+
+A `Work` never changes and belongs to no run: the same App can run many times, as in tests. What one
+call needs besides (threads, middleware) is put around it by the run, with `chain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onward.client.client import Client
+from onward.client.consumer import Consumer
+from onward.client.delivery import Delivery
+from onward.client.options import ConsumeOptions
+from onward.client.outcome import Reject
+from onward.client.signature import Signature, Unconvertible, is_coroutine_function, name_of
+from onward.client.threads import Threads
+from onward.errors import InvalidRequest
+from onward.message.names import check_group_name, check_topic_name
+
+CONCURRENCY_MAX = 10_000
+BATCH_MAX = 10_000
+CREDIT_MIN = 8
+CREDIT_MAX = 100_000
+
+Deliveries = list[Delivery]
+Call = Callable[[Any], Awaitable[object]]
+"""Takes a Delivery, or a list of them for a batch function."""
+Middleware = Callable[[Any, Call], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A function and what it consumes."""
+
+    function: Callable[..., object]
+    name: str
+    topics: tuple[str, ...]
+    group: str
+    concurrency: int
+    batch: int | None
+    signature: Signature
+    is_async: bool
+    options: ConsumeOptions
+
+    def consume(self, client: Client) -> Consumer:
+        """Return the member of the group that gives this function its messages."""
+        options = self.options.copy()
+        if options.get("credit") is None:
+            # Enough to be busy, not so many that others starve.
+            wanted = 2 * self.concurrency * (self.batch or 1)
+            options["credit"] = max(CREDIT_MIN, min(wanted, CREDIT_MAX))
+        return client.consume(self.topics, group=self.group, **options)
+
+
+def make_work(
+    function: Callable[..., object],
+    topics: str | Sequence[str],
+    *,
+    group: str,
+    concurrency: int,
+    batch: int | None,
+    options: ConsumeOptions,
+) -> Work:
+    """Check everything that can be checked before there is a broker."""
+    name = name_of(function)
+    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not wanted:
+        raise InvalidRequest(f"{name!r} needs at least one topic")
+    for topic in wanted:
+        check_topic_name(topic, system=True)
+    check_group_name(group)
+    _check_count(concurrency, "concurrency", most=CONCURRENCY_MAX)
+    if batch is not None:
+        _check_count(batch, "batch", most=BATCH_MAX)
+    return Work(
+        function=function, name=name, topics=wanted, group=group, concurrency=concurrency,
+        batch=batch, signature=Signature(function, is_batch=batch is not None),
+        is_async=is_coroutine_function(function), options=options,
+    )  # fmt: skip
+
+
+def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, str], None]) -> Call:
+    """Return what converts the bodies and calls the function.
+
+    `rejected` is told which messages of a batch do not convert: the others are not to suffer.
+    """
+
+    async def invoke(positional: list[object], named: dict[str, object]) -> object:
+        if threads is None:
+            result = work.function(*positional, **named)
+        else:
+            result = await threads.run(lambda: work.function(*positional, **named))
+        return await result if isinstance(result, Awaitable) else result
+
+    async def call_one(delivery: Delivery) -> object:
+        try:
+            positional, named = work.signature.arguments(delivery)
+        except Unconvertible as error:
+            raise Reject(str(error)) from error
+        return await invoke(positional, named)
+
+    async def call_batch(deliveries: Deliveries) -> object:
+        kept: Deliveries = []
+        bodies: list[object] = []
+        for delivery in deliveries:
+            try:
+                bodies.append(work.signature.convert(delivery))
+            except Unconvertible as error:
+                rejected(delivery, str(error))
+            else:
+                kept.append(delivery)
+        if not kept:
+            return None
+        return await invoke(*work.signature.batch_arguments(kept, bodies))
+
+    return call_one if work.batch is None else call_batch
+
+
+def chain(middleware: Sequence[Middleware], call: Call) -> Call:
+    """Put middleware around a call: the first that was given is the outermost."""
+    for one in reversed(middleware):
+        call = _around(one, call)
+    return call
+
+
+def _around(middleware: Middleware, call_next: Call) -> Call:
+    async def call(delivery: Any) -> object:
+        return await middleware(delivery, call_next)
+
+    return call
+
+
+def _check_count(value: object, name: str, *, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidRequest(f"{name} is a number from 1 to {most}, not {value!r}")

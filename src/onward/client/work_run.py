@@ -1,0 +1,302 @@
+"""One consumer of a running App: it takes messages, calls the function, and says how it went.
+
+    take ──▶ call (in a slot) ──▶ returned: ack · raised: retry · Retry, Reject: as they say
+
+    stop     nothing new is taken; what runs may end, and its answer becomes durable; then it leaves
+    too late the time to stop is over: what still runs is cancelled, and its message given back
+
+A function's error never ends a consumer. An answer that comes too late (`LeaseLost`) harms nobody:
+the message belongs to another member by now. It is worth a warning, because work was done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from onward.client.client import Client
+from onward.client.consumer import Consumer
+from onward.client.delivery import Delivery
+from onward.client.outcome import Reject, Retry, cause_of
+from onward.client.seldom import Seldom
+from onward.client.slots import Slots
+from onward.client.threads import Threads
+from onward.client.work import Deliveries, Middleware, Work, caller, chain
+from onward.errors import LeaseLost, OnwardError
+
+logger = logging.getLogger("onward.app")
+
+Settled = Callable[[Work, Delivery, str, str], None]
+"""Is told of each delivery `acked`, `retried`, `rejected` or `lost`, and the cause."""
+
+
+class WorkRun:
+    """One function at work."""
+
+    def __init__(
+        self, work: Work, *, client: Client, middleware: Sequence[Middleware], stop_ms: int,
+        on_settled: Settled | None, on_joined: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.work = work
+        self.slots = Slots(running_max=work.concurrency)
+        self._client = client
+        self._stop_ms = stop_ms
+        self._on_settled = on_settled
+        self._on_joined = on_joined
+        self._threads = None
+        if not work.is_async:
+            self._threads = Threads(work.concurrency, name=f"onward-{work.name}")
+        self._unconverted: dict[str, str] = {}
+        self._call = chain(middleware, caller(work, self._threads, self._note_unconverted))
+        self._seldom = Seldom(logger)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._stop_at = 0.0
+        self._limit: asyncio.Timeout | None = None
+        self._consumer: Consumer | None = None
+        self._collected: Deliveries = []
+        self._is_collected = False
+        self._changed = asyncio.Event()
+        self._ended: OnwardError | None = None
+
+    async def run(self) -> None:
+        """Join, work until told to stop, leave; raise what ended the membership."""
+        consumer = self.work.consume(self._client)
+        try:
+            async with AsyncExitStack() as membership:
+                if await self._join(membership, consumer):
+                    await self._work(consumer)
+        finally:
+            if self._threads is not None:
+                self._threads.close()
+
+    def stop(self) -> None:
+        """Take nothing new; what runs has its time to end."""
+        if self._is_stopping:
+            return
+        now = asyncio.get_running_loop().time()
+        self._is_stopping = True
+        self._stop_at = now + self._stop_ms / 1000
+        self.slots.close()
+        self._changed.set()
+        if self._consumer is not None:
+            self._consumer.stop()
+        if self._limit is not None and (self._consumer is None or not self._consumer.is_joined):
+            # Nobody answers, so nothing is taken that would be lost: do not wait for it.
+            self._limit.reschedule(now)
+
+    async def _join(self, membership: AsyncExitStack, consumer: Consumer) -> bool:
+        """Join the group; False when told to stop before that was done."""
+        async with self._until_stopped():
+            await membership.enter_async_context(consumer)
+            self._consumer = consumer
+            self._on_joined()
+        return not self._is_stopping
+
+    @asynccontextmanager
+    async def _until_stopped(self) -> AsyncIterator[None]:
+        """Leave what is inside when told to stop while there is no connection."""
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(now if self._is_stopping else None) as limit:
+                self._limit = limit
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._limit = None
+
+    # --- taking ------------------------------------------------------------------------------
+
+    async def _work(self, consumer: Consumer) -> None:
+        async with asyncio.TaskGroup() as calls:
+            try:
+                if self.work.batch is None:
+                    await self._take_each(aiter(consumer), calls)
+                else:
+                    collecting = calls.create_task(self._collect(aiter(consumer)))
+                    await self._take_lists(self.work.batch, calls)
+                    await collecting
+            except OnwardError as error:
+                self._ended = error
+            self.stop()
+            await self._drain()
+        if self._ended is not None:
+            raise self._ended
+
+    async def _take_each(
+        self, deliveries: AsyncIterator[Delivery], calls: asyncio.TaskGroup
+    ) -> None:
+        async with self._until_stopped():
+            while await self.slots.free():
+                delivery = await anext(deliveries, None)
+                if delivery is None:
+                    return
+                self._begin([delivery], calls)
+
+    async def _take_lists(self, most: int, calls: asyncio.TaskGroup) -> None:
+        """Call with all that has arrived meanwhile, up to `most`."""
+        while await self.slots.free() and await self._has_collected():
+            taken, self._collected = self._collected[:most], self._collected[most:]
+            self._changed.set()
+            if kept := [delivery for delivery in taken if not delivery.is_lost]:
+                self._begin(kept, calls)
+        await asyncio.gather(*(self._release(one) for one in self._collected))
+
+    async def _has_collected(self) -> bool:
+        """Wait until something has arrived; False when nothing will any more."""
+        while not self._collected and not self._is_collected:
+            self._changed.clear()
+            await self._changed.wait()
+        return bool(self._collected) and not self._is_stopping
+
+    async def _collect(self, deliveries: AsyncIterator[Delivery]) -> None:
+        """Gather what arrives, as much as one call takes, while functions run."""
+        try:
+            async with self._until_stopped():
+                async for delivery in deliveries:
+                    self._collected.append(delivery)
+                    self._changed.set()
+                    while len(self._collected) >= (self.work.batch or 1) and not self._is_stopping:
+                        self._changed.clear()
+                        await self._changed.wait()
+        except OnwardError as error:
+            self._ended = error
+        finally:
+            self._is_collected = True
+            self._changed.set()
+
+    async def _release(self, delivery: Delivery) -> None:
+        with contextlib.suppress(OnwardError):
+            await delivery.release()
+
+    def _begin(self, deliveries: Deliveries, calls: asyncio.TaskGroup) -> None:
+        self.slots.begin()
+        task = calls.create_task(self._perform(deliveries))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _drain(self) -> None:
+        """Let what runs end; when its time is over, give it up."""
+        try:
+            async with asyncio.timeout_at(self._stop_at):
+                await self.slots.idle()
+        except TimeoutError:
+            logger.warning(
+                "%r of group %r: %d calls did not end in time, their messages are given back",
+                self.work.name, self.work.group, self.slots.running,
+            )  # fmt: skip
+            for task in self._calls:
+                task.cancel()
+
+    # --- calling -----------------------------------------------------------------------------
+
+    async def _perform(self, deliveries: Deliveries) -> None:
+        """Call the function in its slot, then answer outside of it."""
+        try:
+            try:
+                error = await self._outcome(deliveries)
+            finally:
+                self.slots.ran()
+            await self._settle_all(deliveries, error)
+        finally:
+            self.slots.answered()
+
+    async def _outcome(self, deliveries: Deliveries) -> BaseException | None:
+        try:
+            await self._call(deliveries[0] if self.work.batch is None else deliveries)
+        except (Retry, Reject) as said:
+            return said
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancels this call: something inside it was cancelled, which is its failure.
+            return error
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is: it is a retry
+            self._seldom.warn(
+                "failed", f"{self.work.name!r} failed with {deliveries[0].id}", error=error
+            )
+            return error
+        return None
+
+    def _note_unconverted(self, delivery: Delivery, cause: str) -> None:
+        self._unconverted[delivery.id] = cause
+
+    # --- answering ---------------------------------------------------------------------------
+
+    async def _settle_all(self, deliveries: Deliveries, error: BaseException | None) -> None:
+        """Answer for all that the function has not settled itself: neighbours with one answer."""
+        unsettled = [delivery for delivery in deliveries if not _is_settled(delivery)]
+        answers: list[tuple[Deliveries, BaseException | None]] = []
+        if self._unconverted:
+            causes = [self._unconverted.pop(delivery.id, None) for delivery in unsettled]
+            pairs = list(zip(unsettled, causes, strict=True))
+            answers = [
+                ([delivery], Reject(cause)) for delivery, cause in pairs if cause is not None
+            ]
+            unsettled = [delivery for delivery, cause in pairs if cause is None]
+        answers += [(part, error) for part in neighbours(unsettled)]
+        if len(answers) == 1:
+            await self._settle(*answers[0])
+        else:
+            await asyncio.gather(*(self._settle(part, said) for part, said in answers))
+
+    async def _settle(self, part: Deliveries, error: BaseException | None) -> None:
+        """Give one answer for messages that stand side by side in one delivery."""
+        cause = "" if error is None else cause_of(error)
+        name, first = self.work.name, part[0].id
+        try:
+            did = await _answer(part, error, cause)
+        except LeaseLost as lost:
+            did = "lost"
+            self._seldom.warn("lost", f"{name!r} was too late with {first}: {lost}")
+        except OnwardError as unknown:
+            did = "lost"
+            self._seldom.warn(
+                "unanswered",
+                f"{name!r}: the answer to {first} is not confirmed, it may come again: {unknown}",
+            )
+        if self._on_settled is not None:
+            for delivery in part:
+                self._on_settled(self.work, delivery, did, cause)
+
+
+def neighbours(deliveries: Deliveries) -> list[Deliveries]:
+    """Cut a list where the offsets, or what the messages were delivered with, do not go on."""
+    parts: list[Deliveries] = []
+    for delivery in deliveries:
+        last = parts[-1][-1] if parts else None
+        if last is not None and last.batch is delivery.batch and last.offset + 1 == delivery.offset:
+            parts[-1].append(delivery)
+        else:
+            parts.append([delivery])
+    return parts
+
+
+def _is_settled(delivery: Delivery) -> bool:
+    """Tell whether the function itself has acked, retried or rejected this message."""
+    batch = delivery.batch
+    return batch is not None and not batch.is_lost and delivery.offset not in batch.held
+
+
+async def _answer(part: Deliveries, error: BaseException | None, cause: str) -> str:
+    batch, start, end = part[0].batch, part[0].offset, part[-1].offset + 1
+    assert batch is not None
+    if error is None:
+        await batch.ack_range(start, end)
+        return "acked"
+    if isinstance(error, Reject):
+        await batch.settle_range("reject", start, end, cause=cause)
+        return "rejected"
+    if isinstance(error, Retry):
+        await batch.retry_range(
+            start, end, after=error.after_ms, at=error.at_ms, count=error.count, cause=cause
+        )
+    else:
+        await batch.retry_range(start, end, cause=cause)
+    return "retried"

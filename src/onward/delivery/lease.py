@@ -1,0 +1,188 @@
+"""Who holds which messages, and for how long.
+
+    grant ──▶ held ──settle (all of it)──▶ gone
+               │ renew: longer             expire, drop_member, drop_topic: the caller says why
+
+Leases are only in memory: after a crash everything is ready again. A lease that has ended is
+unknown, so an answer for it settles nothing, and neither does an answer of anybody but its member.
+Times are the caller's and need only grow. Settled leases stay in the heap until their time:
+skipping them is cheaper than searching for them on every ack.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from onward.delivery.ranges import Range, Ranges
+from onward.delivery.share import Grant, Share
+
+_STALE_MAX: Final = 1_000
+
+
+class Lease:
+    """What one delivery handed to one member: `ranges` is what it has not settled yet."""
+
+    __slots__ = ("expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges", "topic")
+
+    def __init__(
+        self,
+        lease_id: int,
+        member: str,
+        topic: str,
+        grants: Sequence[Grant],
+        *,
+        now_ms: int,
+        lease_ms: int,
+    ) -> None:
+        self.id = lease_id
+        self.member = member
+        self.topic = topic
+        self.grants = grants
+        self.ranges = Ranges((start, end) for start, end, _ in grants)
+        self.leased_at_ms = now_ms
+        self.expires_at_ms = now_ms + lease_ms
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.id} of {self.topic} {list(self.ranges)} to {self.member}>"
+
+
+class Leases:
+    """All leases of one group.
+
+    >>> leases = Leases()
+    >>> lease = leases.grant("ann", Share("orders", start=0), [(0, 9, 1)], now_ms=0, lease_ms=100)
+    >>> leases.settle(lease.id, 0, 5, member="bob"), leases.settle(lease.id, 0, 5, member="ann")
+    ([], [(0, 5)])
+    >>> leases.count, leases.next_expiry_ms(), leases.expire(100)
+    (4, 100, [<Lease 1 of orders [(5, 9)] to ann>])
+    """
+
+    __slots__ = ("_by_id", "_by_member", "_by_topic", "_heap", "_next_id", "count")
+
+    def __init__(self, *, first_id: int = 1) -> None:
+        self.count = 0
+        """How many messages are leased."""
+        self._next_id = first_id
+        self._by_id: dict[int, Lease] = {}
+        self._by_member: dict[str, dict[int, Lease]] = {}
+        self._by_topic: dict[str, int] = {}
+        self._heap: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_id.values())
+
+    def grant(
+        self, member: str, share: Share, grants: Sequence[Grant], *, now_ms: int, lease_ms: int
+    ) -> Lease:
+        """Return a new lease; ids are dense."""
+        lease = Lease(self._next_id, member, share.topic, grants, now_ms=now_ms, lease_ms=lease_ms)
+        self._next_id += 1
+        self._by_id[lease.id] = lease
+        self._by_member.setdefault(member, {})[lease.id] = lease
+        self._count(lease.topic, lease.ranges.count)
+        if len(self._heap) > 2 * len(self._by_id) + _STALE_MAX:
+            self._heap = [(one.expires_at_ms, one.id) for one in self._by_id.values()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (lease.expires_at_ms, lease.id))
+        return lease
+
+    def find(self, lease_id: int) -> Lease | None:
+        """Return a lease that has not ended."""
+        return self._by_id.get(lease_id)
+
+    def settle(self, lease_id: int, start: int, end: int, *, member: str) -> list[Range]:
+        """Remove and return what of [start, end) this member really held by this lease."""
+        lease = self._by_id.get(lease_id)
+        if lease is None or lease.member != member:
+            return []
+        parts = lease.ranges.overlap(start, end)
+        if parts:
+            before = lease.ranges.count
+            lease.ranges.remove(start, end)
+            self._count(lease.topic, lease.ranges.count - before)
+            if not lease.ranges:
+                self._drop([lease])
+        return parts
+
+    def renew(self, lease_id: int, *, member: str, now_ms: int, lease_ms: int) -> bool:
+        """Make a lease last from now on again; False when this member has it no longer."""
+        lease = self._by_id.get(lease_id)
+        if lease is None or lease.member != member:
+            return False
+        earlier = now_ms + lease_ms < lease.expires_at_ms
+        lease.expires_at_ms = now_ms + lease_ms
+        # A later end is found when the earlier one comes up.
+        if earlier:
+            heapq.heappush(self._heap, (lease.expires_at_ms, lease_id))
+        return True
+
+    def expire(self, now_ms: int) -> list[Lease]:
+        """Remove and return the leases that ran out, oldest first."""
+        ended: list[Lease] = []
+        while (expiry_ms := self.next_expiry_ms()) is not None and expiry_ms <= now_ms:
+            lease = self._by_id[heapq.heappop(self._heap)[1]]
+            self._drop([lease])
+            ended.append(lease)
+        return ended
+
+    def next_expiry_ms(self) -> int | None:
+        """Return when the next lease runs out, or None when there is none."""
+        heap = self._heap
+        while heap:
+            expires_at_ms, lease_id = heap[0]
+            lease = self._by_id.get(lease_id)
+            if lease is None or lease.expires_at_ms < expires_at_ms:
+                heapq.heappop(heap)
+            elif lease.expires_at_ms > expires_at_ms:
+                heapq.heapreplace(heap, (lease.expires_at_ms, lease_id))
+            else:
+                return expires_at_ms
+        return None
+
+    def drop_member(self, member: str) -> list[Lease]:
+        """Remove and return everything a member holds, oldest first."""
+        return self._drop(self.of_member(member))
+
+    def drop_topic(self, topic: str) -> list[Lease]:
+        """Remove and return every lease in a topic, oldest first."""
+        return self._drop([lease for lease in self._by_id.values() if lease.topic == topic])
+
+    def of_member(self, member: str) -> list[Lease]:
+        """Return everything a member holds, oldest first."""
+        return list(self._by_member.get(member, {}).values())
+
+    def holder_of(self, topic: str, offset: int) -> Lease | None:
+        """Return the lease that a message is in; looks at all of them."""
+        for lease in self._by_id.values():
+            if lease.topic == topic and offset in lease.ranges:
+                return lease
+        return None
+
+    def count_in(self, topic: str) -> int:
+        """Return how many messages of a topic are leased."""
+        return self._by_topic.get(topic, 0)
+
+    def _count(self, topic: str, change: int) -> None:
+        self.count += change
+        count = self._by_topic.get(topic, 0) + change
+        if count:
+            self._by_topic[topic] = count
+        else:
+            self._by_topic.pop(topic, None)
+
+    def _drop(self, leases: Iterable[Lease]) -> list[Lease]:
+        dropped = list(leases)
+        for lease in dropped:
+            del self._by_id[lease.id]
+            held = self._by_member[lease.member]
+            del held[lease.id]
+            if not held:
+                del self._by_member[lease.member]
+            self._count(lease.topic, -lease.ranges.count)
+        return dropped

@@ -1,0 +1,431 @@
+"""One group's part of one topic: what is finished, what waits, what comes next.
+
+                 take                    acked, filtered, skipped
+    fresh ──────────────────▶ taken ──────────────────────────────▶ finished
+                              │ ▲ │ retried, expired, lost             ▲  │ replayed
+             give_back, lost  ▼ │ ▼                                    │  ▼
+                            ready ◀──── wake ──── waiting             dead ──redriven──▶ ready
+
+Durable is what `apply` folds from rows: `mark`, `open`, `retries`, `attempts`, `dead`. Unfinished
+is `open` and everything from `mark` on. Volatile are `head` and `ready`: below `head` each offset
+is exactly one of finished, waiting, ready and taken, and taken is what is none of the others:
+nothing needs to be written to hand a message out. Ranges stay ranges: only offsets that failed,
+wait or are dead cost memory of their own, and only they are ever looped over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from onward.delivery.ranges import Range, Ranges, count_of, merged, offsets_of, ranges_of
+from onward.delivery.trace import Trace
+
+RETRIES_MAX: Final = 100_000
+DEAD_MAX: Final = 1_000_000
+
+State = Literal["finished", "waiting", "dead", "ready", "taken", "fresh"]
+Grant = tuple[int, int, int]
+"""[start, end) and the number of its attempt."""
+
+# So many forgotten entries may lie in the heap before it is built anew.
+_STALE_MAX: Final = 1_000
+_T = TypeVar("_T")
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A message that will not be delivered again by itself, and why."""
+
+    offset: int
+    cause: str
+    attempts: int
+    member: str
+    died_at_ms: int
+
+
+class SavedShare(msgspec.Struct, frozen=True, array_like=True):
+    """The durable part of a share, as a checkpoint keeps it."""
+
+    topic: str
+    mark: int
+    open: list[Range]
+    retries: dict[int, int]
+    attempts: dict[int, int]
+    dead: list[DeadLetter]
+
+
+class Share:
+    """The state of one group in one topic.
+
+    >>> share = Share("orders", start=0)
+    >>> share.take(10, end_offset=1_000)
+    [(0, 10)]
+    >>> row = Trace(did="acked", at_ms=0, ranges=((0, 4),))
+    >>> share.apply(row)
+    >>> share.cursor, share.backlog(1_000), share.state_of(7)
+    (4, 996, 'taken')
+    """
+
+    __slots__ = (
+        "_heap", "_is_their_turn", "attempts", "dead", "head", "mark", "open", "ready", "retries",
+        "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, *, start: int) -> None:
+        self.topic = topic
+        # Durable: a fold of rows.
+        self.mark = start
+        self.open = Ranges()
+        self.retries: dict[int, int] = {}
+        self.attempts: dict[int, int] = {}
+        self.dead: dict[int, DeadLetter] = {}
+        # Volatile: what this broker has handed out since it runs.
+        self.head = start
+        self.ready = Ranges()
+        self._heap: list[tuple[int, int, int]] = []
+        self._is_their_turn = True
+
+    # What it is.
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which everything is finished."""
+        return self.open.starts[0] if self.open.starts else self.mark
+
+    @property
+    def dead_count(self) -> int:
+        """How many dead letters there are."""
+        return len(self.dead)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many messages wait for their next attempt."""
+        return len(self.retries)
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether too many have failed to take fresh ones: memory has a limit."""
+        return (
+            len(self.retries) >= RETRIES_MAX
+            or len(self.attempts) >= RETRIES_MAX
+            or len(self.dead) >= DEAD_MAX
+        )
+
+    def backlog(self, end_offset: int) -> int:
+        """Return how many messages of a topic that ends there are unfinished."""
+        return self.open.count + max(0, end_offset - self.mark)
+
+    def unfinished(self, start: int, end: int) -> list[Range]:
+        """Return what of [start, end) is unfinished."""
+        parts = self.open.overlap(start, min(end, self.mark)) if self.open.starts else []
+        if end > self.mark:
+            _append(parts, (max(start, self.mark), end))
+        return parts
+
+    def state_of(self, offset: int) -> State:
+        """Return what became of a message so far."""
+        if offset in self.dead:
+            return "dead"
+        if offset < self.mark and offset not in self.open:
+            return "finished"
+        if offset in self.retries:
+            return "waiting"
+        if offset >= self.head:
+            return "fresh"
+        return "ready" if offset in self.ready else "taken"
+
+    def attempt_of(self, offset: int) -> int:
+        """Return the number that the next attempt has, or the one under way."""
+        return 1 + self.attempts.get(offset, 0)
+
+    def grants(self, ranges: Sequence[Range]) -> list[Grant]:
+        """Return ranges split by attempt.
+
+        >>> share = Share("orders", start=0)
+        >>> share.apply(Trace(did="lost", at_ms=0, ranges=((2, 3),), attempt=1))
+        >>> share.grants([(0, 4)])
+        [(0, 2, 1), (2, 3, 2), (3, 4, 1)]
+        """
+        if not self.attempts:
+            return [(start, end, 1) for start, end in ranges]
+        found: list[Grant] = []
+        for start, end in ranges:
+            for offset in sorted(_keys_in(self.attempts, start, end)):
+                if start < offset:
+                    found.append((start, offset, 1))
+                _append_grant(found, (offset, offset + 1, 1 + self.attempts[offset]))
+                start = offset + 1
+            if start < end:
+                found.append((start, end, 1))
+        return found
+
+    # What comes next.
+
+    def wake(self, now_ms: int) -> int:
+        """Make ready what is due; return how many."""
+        heap = self._heap
+        due: list[int] = []
+        while heap and heap[0][0] <= now_ms:
+            due_at_ms, start, end = heapq.heappop(heap)
+            for offset in range(start, end):
+                if self.retries.get(offset) == due_at_ms:
+                    del self.retries[offset]
+                    due.append(offset)
+        self._make_ready(ranges_of(due))
+        return len(due)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next retry is due, or None when none waits."""
+        heap = self._heap
+        while heap:
+            due_at_ms, start, end = heap[0]
+            if any(self.retries.get(one) == due_at_ms for one in range(start, end)):
+                return due_at_ms
+            heapq.heappop(heap)
+        return None
+
+    def take(self, limit: int, *, end_offset: int, fresh: bool = True) -> list[Range]:
+        """Return at most `limit` offsets to hand out, in order; they are taken now.
+
+        While there are both, at most half comes from what is ready again, so that retries never
+        delay fresh messages; of an odd limit the larger half goes in turn to each.
+        """
+        if not fresh or self.is_full:
+            return self.ready.take(limit)
+        again = 0
+        if self.ready.starts:
+            again = min(self.ready.count, (limit + self._is_their_turn) // 2)
+            self._is_their_turn ^= limit % 2 == 1
+        first = self._take_fresh(limit - again, end_offset)
+        if not self.ready.starts:
+            return first
+        parts = self.ready.take(limit - count_of(first))
+        for part in first:
+            _append(parts, part)
+        return parts
+
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """Make ready what was taken and is neither finished nor waiting: nothing is counted."""
+        parts = [part for start, end in ranges for part in self.unfinished(start, end)]
+        self._make_ready(self._not_waiting(parts))
+
+    def forget_below(self, first_offset: int) -> list[Range]:
+        """Take and return what is unfinished below an offset where the topic begins now.
+
+        The caller writes a `skipped` row for it (or gives it back when that fails). What a member
+        holds stays with it: it has the message already.
+        """
+        if (cursor := self.cursor) >= first_offset:
+            return []
+        parts = self.ready.overlap(0, first_offset)
+        self.ready.remove(0, first_offset)
+        if self.head < first_offset:
+            parts += self.unfinished(self.head, first_offset)
+            self.head = first_offset
+        # Asked again before the row is durable, it must not name them again.
+        parts += ranges_of(_pop_keys(self.retries, cursor, first_offset))
+        return merged(parts)
+
+    def restart(self) -> None:
+        """Rebuild what is volatile: nothing is taken, everything unfinished can be."""
+        self.head = self.mark
+        self.ready = Ranges(self._not_waiting(list(self.open)))
+        self._rebuild_heap()
+
+    # What rows say.
+
+    def apply(self, row: Trace) -> None:
+        """Fold one row; what a later version did is ignored."""
+        match row.did:
+            case "acked" | "filtered" | "skipped":
+                for start, end in row.ranges:
+                    self._finish(start, end)
+            case "retried" | "expired" | "lost":
+                for start, end in row.ranges:
+                    self._fail(start, end, row)
+            case "dead":
+                for start, end in row.ranges:
+                    self._bury(start, end, row)
+            case "redriven":
+                self._open_again(ranges_of(self._unbury(row.ranges)))
+            case "purged":
+                self._unbury(row.ranges)
+            case "replayed":
+                self._replay(row.ranges)
+            case "reset":
+                self._reset(row.offset)
+            case _:
+                pass
+
+    def _finish(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        if start < self.mark:
+            self.open.remove(start, min(end, self.mark))
+        if end > self.mark:
+            # The hole between is unfinished: it is told from what is finished now.
+            self.open.add(self.mark, start)
+            self.mark = end
+        if self.ready.starts:
+            self.ready.remove(start, end)
+        _pop_keys(self.attempts, start, end)
+        _pop_keys(self.retries, start, end)
+
+    def _fail(self, start: int, end: int, row: Trace) -> None:
+        if start < end and end > self.mark:
+            self.open.add(self.mark, end)
+            self.mark = end
+        waits = row.due_at_ms > row.at_ms
+        for part_start, part_end in self.open.overlap(start, end):
+            offsets = range(part_start, part_end)
+            if row.attempt > 0:
+                self.attempts.update(dict.fromkeys(offsets, row.attempt))
+            else:
+                _pop_keys(self.attempts, part_start, part_end)
+            if waits:
+                self.retries.update(dict.fromkeys(offsets, row.due_at_ms))
+                self.ready.remove(part_start, part_end)
+                heapq.heappush(self._heap, (row.due_at_ms, part_start, part_end))
+            else:
+                _pop_keys(self.retries, part_start, part_end)
+                self._make_ready([(part_start, part_end)])
+        if len(self._heap) > 2 * len(self.retries) + _STALE_MAX:
+            self._rebuild_heap()
+
+    def _bury(self, start: int, end: int, row: Trace) -> None:
+        parts = self.unfinished(start, end)
+        for offset in offsets_of(parts):
+            self.dead[offset] = DeadLetter(offset, row.cause, row.attempt, row.member, row.at_ms)
+        for part in parts:
+            self._finish(*part)
+
+    def _unbury(self, ranges: Iterable[Range]) -> list[int]:
+        found = [offset for start, end in ranges for offset in _keys_in(self.dead, start, end)]
+        # Ranges may overlap: each letter goes once.
+        return [offset for offset in found if self.dead.pop(offset, None) is not None]
+
+    def _replay(self, ranges: Sequence[Range]) -> None:
+        self._unbury(ranges)
+        for start, end in ranges:
+            self._open_again(self.open.gaps(start, min(end, self.mark)))
+
+    def _open_again(self, parts: list[Range]) -> None:
+        self.open.update(parts)
+        self._make_ready(parts)
+
+    def _reset(self, offset: int) -> None:
+        self._unbury([(offset, max(self.dead, default=offset) + 1)])
+        self.mark = self.head = max(0, offset)
+        self.open.clear()
+        self.ready.clear()
+        self.retries.clear()
+        self.attempts.clear()
+        self._heap.clear()
+
+    # Saving.
+
+    def save(self) -> SavedShare:
+        """Return the durable part."""
+        return SavedShare(
+            self.topic, self.mark, list(self.open), dict(self.retries), dict(self.attempts),
+            list(self.dead.values()),
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, saved: SavedShare) -> Share:
+        """Return the share that was saved; nothing of it is taken."""
+        share = cls(saved.topic, start=saved.mark)
+        share.open = Ranges(saved.open)
+        share.retries = dict(saved.retries)
+        share.attempts = dict(saved.attempts)
+        share.dead = {letter.offset: letter for letter in saved.dead}
+        share.restart()
+        return share
+
+    def copy(self) -> Share:
+        """Return a share with the same durable part; nothing of it is taken."""
+        return Share.load(self.save())
+
+    # What both sides need.
+
+    def _take_fresh(self, limit: int, end_offset: int) -> list[Range]:
+        if limit <= 0:
+            return []
+        parts: list[Range] = []
+        if self.head < self.mark:
+            limit = self._take_open(limit, min(end_offset, self.mark), parts)
+        if limit > 0 and self.mark <= self.head < end_offset:
+            start, self.head = self.head, min(self.head + limit, end_offset)
+            _append(parts, (start, self.head))
+        return parts
+
+    def _take_open(self, limit: int, end: int, parts: list[Range]) -> int:
+        """Take from [head, mark), where something is finished already; return what is left."""
+        for part in self.open.walk(self.head, end):
+            for start, stop in self._not_waiting([part]):
+                stop = min(stop, start + limit)
+                _append(parts, (start, stop))
+                limit -= stop - start
+                self.head = stop
+                if limit <= 0:
+                    return 0
+        self.head = max(self.head, end)
+        return limit
+
+    def _make_ready(self, parts: list[Range]) -> None:
+        # From `head` on nothing was taken: it comes by itself.
+        head = self.head
+        self.ready.update([(start, min(end, head)) for start, end in parts if start < head])
+
+    def _not_waiting(self, parts: list[Range]) -> list[Range]:
+        if not self.retries:
+            return parts
+        kept: list[Range] = []
+        for start, end in parts:
+            for offset in sorted(_keys_in(self.retries, start, end)):
+                _append(kept, (start, offset))
+                start = offset + 1
+            _append(kept, (start, end))
+        return kept
+
+    def _rebuild_heap(self) -> None:
+        self._heap = [(due_at_ms, one, one + 1) for one, due_at_ms in self.retries.items()]
+        heapq.heapify(self._heap)
+
+
+def _append(parts: list[Range], part: Range) -> None:
+    """Put a range at the end of sorted ones; one that touches the last is merged with it."""
+    start, end = part
+    if start >= end:
+        return
+    if parts and parts[-1][1] == start:
+        parts[-1] = (parts[-1][0], end)
+    else:
+        parts.append(part)
+
+
+def _append_grant(grants: list[Grant], grant: Grant) -> None:
+    start, end, attempt = grant
+    if grants and grants[-1][1:] == (start, attempt):
+        grants[-1] = (grants[-1][0], end, attempt)
+    else:
+        grants.append(grant)
+
+
+def _keys_in(mapping: dict[int, _T], start: int, end: int) -> list[int]:
+    """Return the keys in [start, end): by whichever is shorter, the range or the mapping."""
+    if not mapping:
+        return []
+    if end - start <= len(mapping):
+        return [offset for offset in range(start, end) if offset in mapping]
+    return [offset for offset in mapping if start <= offset < end]
+
+
+def _pop_keys(mapping: dict[int, int], start: int, end: int) -> list[int]:
+    found = _keys_in(mapping, start, end)
+    for offset in found:
+        del mapping[offset]
+    return found

@@ -1,0 +1,266 @@
+"""What is inside the frames of a group's member: joining, credit, deliveries and their outcome.
+
+    CONSUME   JSON `Consume`; its request id is the consumer's id; REPLY is JSON `Joined`
+    MORE      credit i32: deliveries to allow more, or fewer when negative
+    ACK       consumer u32, zero u32, rows of (delivery u64, start u64, end u64)
+    SETTLE    JSON `Settle`: whatever is not a plain ack
+    DELIVERY  delivery u64, lease_ms u64, ranges u32, topic_bytes u16, zero u16, topic name and
+              zeros up to a multiple of 8, ranges of (start u64, end u64, attempt u32, zero u32),
+              raw entries: messages of them that are in no range were not delivered
+    SETTLED   rows as in ACK: those that were refused, because the lease was lost
+
+Ranges are half-open, `[start, end)` of offsets, and never empty. What is packed and does not fit
+together is a `ProtocolError`; JSON of a wrong shape is an `InvalidRequest` of who consumes. Names,
+and what a wish says, are checked by who knows groups.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from struct import Struct, pack
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from onward.errors import InvalidRequest, ProtocolError
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import Bytes, Instant, Number, decode_json
+
+ROWS_MAX: Final = 100_000
+"""Rows of an ACK or SETTLED, ranges of a DELIVERY, rows and ranges of a SETTLE."""
+TOPICS_MAX: Final = 1_000
+CREDIT_MAX: Final = 2**31 - 1
+
+Row = tuple[int, int, int]
+"""A part of a delivery: its number, and where the part starts and ends."""
+Grant = tuple[int, int, int]
+"""What a member was given: where the range starts and ends, and which attempt it is."""
+
+_OFFSET_MAX: Final = 2**63 - 1
+_HEAD_BYTES: Final = 8  # what a frame's length counts beside the payload
+_ROW: Final = Struct("<QQQ")
+_ONE_ACK: Final = Struct("<IBBHIIIQQQ")
+_ACK_FRONT: Final = Struct("<II")
+_MORE: Final = Struct("<i")
+_MORE_FRAME: Final = Struct("<IBBHIi")
+_DELIVERY: Final = Struct("<QQIHH")
+_GRANT: Final = Struct("<QQII")
+_ONE_DELIVERY: Final = Struct("<IBBHIQQIHH")
+
+Texts = Annotated[tuple[str, ...], msgspec.Meta(max_length=TOPICS_MAX)]
+Spans = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=ROWS_MAX)]
+
+
+class Consume(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who wants to be a member of which group, and how many deliveries it may get at first."""
+
+    group: str
+    topics: Texts = ()
+    member: str = ""
+    credit: Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)] = 0
+    wish: dict[str, Any] | None = None  # settings of the group, as `delivery` knows them
+    refuse: bool = False
+    create: bool = True
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """What a new member is told: its name, and how its group works."""
+
+    member: str
+    mode: str
+    lease_ms: Number
+    topics: tuple[str, ...]
+    state: Literal["active", "standby"] = "active"
+    at_most_once: bool = False
+    retry_limit: Number = 0
+    positions: dict[str, Number] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What shall happen with ranges of one delivery; no ranges: with all that is left of it."""
+
+    do: Literal["retry", "reject", "renew", "release"]
+    delivery: Number
+    ranges: Spans = ()
+    after_ms: Number | None = None
+    at_ms: Instant | None = None
+    count: bool = True
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        if any(start >= end for start, end in self.ranges):
+            raise ValueError("a range ends after its start")
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """The outcomes of deliveries that one consumer of this connection got."""
+
+    consumer: Number
+    rows: Annotated[tuple[Outcome, ...], msgspec.Meta(max_length=ROWS_MAX)]
+
+
+class Ack(NamedTuple):
+    """What a consumer of this connection has finished."""
+
+    consumer: int
+    rows: list[Row]
+
+
+class Delivered(NamedTuple):
+    """The front of a DELIVERY; entries lie in the payload from `entries_at` to its end."""
+
+    delivery: int
+    lease_ms: int
+    topic: str
+    grants: list[Grant]
+    entries_at: int
+
+
+def ack_frame(request_id: int, consumer: int, rows: Sequence[Row]) -> bytes:
+    """Return a whole ACK frame.
+
+    >>> decode_ack(ack_frame(7, 3, [(1, 100, 200), (2, 200, 201)])[12:])
+    Ack(consumer=3, rows=[(1, 100, 200), (2, 200, 201)])
+    """
+    if len(rows) == 1:
+        return _ONE_ACK.pack(40, Kind.ACK, 0, 0, request_id, consumer, 0, *rows[0])
+    assert len(rows) <= ROWS_MAX, "more than fits into a frame: split it"
+    length = _HEAD_BYTES + _ACK_FRONT.size + _ROW.size * len(rows)
+    flat = chain.from_iterable(rows)
+    head = (length, Kind.ACK, 0, 0, request_id, consumer, 0)
+    return pack(f"<IBBHIII{3 * len(rows)}Q", *head, *flat)
+
+
+def decode_ack(payload: Bytes) -> Ack:
+    """Return what an ACK says.
+
+    >>> decode_ack(ack_frame(7, 3, [])[12:])
+    Ack(consumer=3, rows=[])
+    """
+    if len(payload) < _ACK_FRONT.size:
+        raise ProtocolError(f"an ACK of {len(payload)} bytes is too short")
+    consumer, zero = _ACK_FRONT.unpack_from(payload)
+    if zero:
+        raise ProtocolError(f"the reserved bytes of an ACK are {zero:#x}, not 0")
+    return Ack(consumer, _rows("ACK", memoryview(payload)[_ACK_FRONT.size :]))
+
+
+def settled_frame(request_id: int, refused: Sequence[Row] = ()) -> bytes:
+    """Return a whole SETTLED frame, with what was refused.
+
+    >>> decode_settled(settled_frame(7, [(1, 100, 200)])[12:])
+    [(1, 100, 200)]
+    >>> settled_frame(7).hex(" ", 4)
+    '08000000 5f000000 07000000'
+    """
+    assert len(refused) <= ROWS_MAX, "more than fits into a frame: split it"
+    head = (_HEAD_BYTES + _ROW.size * len(refused), Kind.SETTLED, 0, 0, request_id)
+    return pack(f"<IBBHI{3 * len(refused)}Q", *head, *chain.from_iterable(refused))
+
+
+def decode_settled(payload: Bytes) -> list[Row]:
+    """Return what was refused; nothing is the usual case."""
+    return _rows("SETTLED", memoryview(payload)) if payload else []
+
+
+def more_frame(request_id: int, credit: int) -> bytes:
+    """Return a whole MORE frame for the consumer with this request id.
+
+    >>> decode_more(more_frame(7, -5)[12:])
+    -5
+    """
+    return _MORE_FRAME.pack(12, Kind.MORE, 0, 0, request_id, credit)
+
+
+def decode_more(payload: Bytes) -> int:
+    """Return by how many deliveries a MORE changes the credit."""
+    if len(payload) != _MORE.size:
+        raise ProtocolError(f"a MORE has {_MORE.size} bytes, not {len(payload)}")
+    (credit,) = _MORE.unpack(payload)
+    return int(credit)
+
+
+def delivery_head(
+    request_id: int,
+    topic: str,
+    grants: Sequence[Grant],
+    *,
+    delivery: int,
+    lease_ms: int,
+    entries_bytes: int,
+) -> bytes:
+    """Return a DELIVERY frame up to where its entries begin; those are written after it.
+
+    >>> head = delivery_head(3, "t", [(0, 9, 1)], delivery=5, lease_ms=30_000, entries_bytes=0)
+    >>> decode_delivery(head[12:])
+    Delivered(delivery=5, lease_ms=30000, topic='t', grants=[(0, 9, 1)], entries_at=56)
+    """
+    assert len(grants) <= ROWS_MAX, "more than fits into a frame: split it"
+    name = topic.encode()
+    padded = name + bytes(-len(name) % 8)
+    front = _DELIVERY.size + len(padded) + _GRANT.size * len(grants)
+    head = (_HEAD_BYTES + front + entries_bytes, Kind.DELIVERY, 0, 0, request_id)
+    packed = _ONE_DELIVERY.pack(*head, delivery, lease_ms, len(grants), len(name), 0) + padded
+    if len(grants) == 1:
+        return packed + _GRANT.pack(*grants[0], 0)
+    return packed + b"".join([_GRANT.pack(start, end, n, 0) for start, end, n in grants])
+
+
+def decode_delivery(payload: Bytes) -> Delivered:
+    """Return the front of a DELIVERY."""
+    if len(payload) < _DELIVERY.size:
+        raise ProtocolError(f"a DELIVERY of {len(payload)} bytes is too short")
+    delivery, lease_ms, count, topic_bytes, zero = _DELIVERY.unpack_from(payload)
+    grants_at = _DELIVERY.size + topic_bytes + -topic_bytes % 8
+    entries_at = grants_at + _GRANT.size * count
+    if zero or count > ROWS_MAX or entries_at > len(payload):
+        raise ProtocolError("the front of a DELIVERY does not fit its payload")
+    name = payload[_DELIVERY.size : _DELIVERY.size + topic_bytes]
+    try:
+        topic = str(name, "utf-8")
+    except UnicodeDecodeError:
+        raise ProtocolError(f"topic name {bytes(name)[:40]!r} is not text") from None
+    packed = _GRANT.iter_unpack(memoryview(payload)[grants_at:entries_at])
+    grants = [(start, end, attempt) for start, end, attempt, _ in packed]
+    if not all(start < end <= _OFFSET_MAX for start, end, _ in grants):
+        raise ProtocolError("a range of a DELIVERY ends before it starts")
+    return Delivered(delivery, lease_ms, topic, grants, entries_at)
+
+
+def decode_consume(payload: Bytes) -> Consume:
+    """Return what a CONSUME asks for.
+
+    >>> decode_consume(b'{"group": "billing", "topics": ["orders"], "credit": 100}').topics
+    ('orders',)
+    """
+    return decode_json(payload, Consume, "CONSUME", InvalidRequest)
+
+
+def decode_joined(payload: Bytes) -> Joined:
+    """Return what the REPLY to a CONSUME says."""
+    return decode_json(payload, Joined, "REPLY to a CONSUME", ProtocolError)
+
+
+def decode_settle(payload: Bytes) -> Settle:
+    """Return what a SETTLE asks for.
+
+    >>> decode_settle(b'{"consumer": 3, "rows": [{"do": "renew", "delivery": 1}]}').rows[0].do
+    'renew'
+    """
+    settle = decode_json(payload, Settle, "SETTLE", InvalidRequest)
+    count = sum(len(row.ranges) for row in settle.rows)
+    if count > ROWS_MAX:
+        raise InvalidRequest(f"a SETTLE has at most {ROWS_MAX} ranges, not {count}")
+    return settle
+
+
+def _rows(what: str, packed: memoryview) -> list[Row]:
+    if len(packed) % _ROW.size:
+        raise ProtocolError(f"the rows of the {what} do not fit its payload")
+    count = len(packed) // _ROW.size
+    if count > ROWS_MAX:
+        raise ProtocolError(f"the {what} has {count} rows; the limit is {ROWS_MAX}")
+    rows: list[Row] = list(_ROW.iter_unpack(packed))
+    for _, start, end in rows:
+        if not start < end <= _OFFSET_MAX:
+            raise ProtocolError(f"a range of the {what} ends before it starts")
+    return rows

@@ -1,0 +1,254 @@
+"""What there is to know of a group and of a message: it is told as it is, and cheaply."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from onward.log.log import Log
+from onward.testing.clock import START_MS, ManualClock
+from onward.testing.disk import FaultyDisk
+
+from .asking import Consumer, Operator, until
+from .speaking import open_broker
+
+
+async def share_of(operator: Operator, group: str = "g") -> dict[str, Any]:
+    (share,) = (await operator.ask("group.describe", group=group))["topics"]
+    assert isinstance(share, dict)
+    return share
+
+
+async def state_in(operator: Operator, offset: int, group: str = "g") -> dict[str, Any]:
+    reply = await operator.ask("message.state", topic="orders", offset=offset)
+    (state,) = [one for one in reply["groups"] if one["group"] == group]
+    assert isinstance(state, dict)
+    return state
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+async def test_every_message_of_a_backlog_is_ready_or_waits_or_is_leased() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 20)
+    consumer = await Consumer.of(broker, "g", credit=10)
+    await consumer.got(10)
+    await consumer.ack_offsets(0, 1, 5)
+    await consumer.settle("retry", 2, 3, after_ms=60_000)
+    await consumer.settle("reject", 4, cause="no")
+    assert await share_of(operator) == {
+        "topic": "orders", "cursor": 2, "end": 20, "backlog": 16, "oldest_at_ms": START_MS,
+        "ready": 10, "waiting": 2, "next_due_ms": START_MS + 60_000, "leased": 4, "dead": 1,
+    }  # fmt: skip
+    await broker.stop()
+
+
+async def test_the_age_of_a_backlog_is_that_of_its_oldest_message() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    for _ in range(3):
+        await operator.publish("orders", 2)
+        clock.advance(1_000)
+    await operator.ask("group.create", group="g", topics=["orders"])
+    ages = []
+    for first in (0, 2, 4):
+        ages.append((await share_of(operator))["oldest_at_ms"] - START_MS)
+        await operator.ask("group.skip", group="g", topic="orders", ranges=[[first, first + 2]])
+    assert ages == [0, 1_000, 2_000]
+    assert (await share_of(operator))["oldest_at_ms"] == 0
+    await broker.stop()
+
+
+async def test_describing_a_group_reads_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 5)
+    await operator.ask("group.create", group="g", topics=["orders"])
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("a description needs no message")
+
+    monkeypatch.setattr(Log, "read", read)
+    assert (await share_of(operator))["oldest_at_ms"] == START_MS
+    await broker.stop()
+
+
+async def test_a_member_is_described_with_what_it_did() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 10)
+    consumer = await Consumer.of(broker, "g", member="ann", credit=12)
+    await consumer.got(10)
+    await consumer.ack_offsets(0, 1, 2, 3)
+    await consumer.settle("retry", 4, after_ms=60_000)
+    clock.advance(2_000)
+    group = await operator.ask("group.describe", group="g")
+    (member,) = group["members"]
+    assert group["member_count"] == 1
+    assert member == {
+        "member": "ann", "client": "test", "host": "", "pid": 0, "state": "active", "credit": 2,
+        "leased": 5, "delivered": 10, "acked": 4, "retried": 1, "expired": 0, "since_ms": START_MS,
+        "rate": 2.0,
+    }  # fmt: skip
+    await broker.stop()
+
+
+async def test_a_list_of_groups_names_few_members_of_each_and_says_how_many_there_are() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    for number in range(102):
+        await Consumer.of(broker, "g", member=f"m{number}")
+    (listed,) = (await operator.ask("group.list"))["groups"]
+    assert (len(listed["members"]), listed["member_count"]) == (100, 102)
+    described = await operator.ask("group.describe", group="g")
+    assert len(described["members"]) == 102
+    await broker.stop()
+
+
+async def test_a_group_whose_topic_has_ended_is_described_without_it() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 5)
+    await operator.ask("group.create", group="g", topics=["orders", "refunds"])
+    await operator.ask("topic.delete", topic="orders")
+    group = await operator.ask("group.describe", group="g")
+    assert [topic["topic"] for topic in group["topics"]] == ["refunds"]
+    assert group["backlog"] == 0
+    await broker.stop()
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+async def test_the_state_of_a_message_is_told_for_each_group() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 6)
+    await operator.ask("group.create", group="idle", topics=["orders"])
+    await operator.ask("group.create", group="all", topics=["orders"], wish={"mode": "broadcast"})
+    consumer = await Consumer.of(broker, "g", member="ann", credit=5)
+    await consumer.got(5)
+    await consumer.ack_offsets(0)
+    await consumer.settle("reject", 1, cause="no such order")
+    await consumer.settle("retry", 2, after_ms=60_000, cause="busy")
+    clock.advance(10_000)
+    assert await state_in(operator, 0) == {"group": "g", "state": "finished", "attempt": 1}
+    assert await state_in(operator, 1) == {
+        "group": "g", "state": "dead", "attempt": 1, "cause": "no such order", "member": "ann",
+        "died_at_ms": START_MS,
+    }  # fmt: skip
+    assert await state_in(operator, 2) == {
+        "group": "g", "state": "waiting", "attempt": 2, "due_at_ms": START_MS + 60_000,
+    }  # fmt: skip
+    assert await state_in(operator, 3) == {
+        "group": "g", "state": "leased", "attempt": 1, "member": "ann", "lease_ms_left": 20_000,
+    }  # fmt: skip
+    assert await state_in(operator, 5) == {"group": "g", "state": "fresh", "attempt": 1}
+    assert (await state_in(operator, 0, "idle"))["state"] == "fresh"
+    assert (await state_in(operator, 0, "all"))["state"] == "broadcast"
+    await consumer.leave()
+    assert (await state_in(operator, 3))["state"] == "ready"
+    await broker.stop()
+
+
+async def test_what_a_choosy_group_has_looked_at_is_ready_until_a_member_has_it() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 5, keys=["a", "a", "b", "b", "a"])
+    consumer = await Consumer.of(broker, "g", wish={"mode": "ordered"})
+    assert sorted(await consumer.got(2)) == [0, 2]
+    states = [(await state_in(operator, offset))["state"] for offset in range(4)]
+    assert states == ["leased", "ready", "leased", "ready"]
+    await broker.stop()
+
+
+async def test_a_message_tells_who_published_it_also_after_a_restart() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3, producer_id=77, sequence=1)
+    await operator.publish("orders", 3)
+    await until(lambda: broker.publishers.find(77))
+    await check_publisher(operator)
+    broker.fail(RuntimeError("killed by the test"))
+    disk.crash(unsynced="lost")
+    broker = await open_broker(disk)
+    await check_publisher(await Operator.of(broker))
+    await broker.stop()
+
+
+async def check_publisher(operator: Operator) -> None:
+    known = await operator.ask("message.state", topic="orders", offset=2)
+    assert (known["stored"], known["producer_id"]) == (True, 77)
+    assert known["published_by"] == {"client": "test", "host": "", "pid": 0}
+    unknown = await operator.ask("message.state", topic="orders", offset=3)
+    assert (unknown["stored"], unknown["producer_id"]) == (True, 0)
+    assert unknown["published_by"] is None
+
+
+async def test_a_message_that_lies_deep_in_an_entry_is_found() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    ids = [
+        operator.speaker.say_publish("orders", [b"x"] * 3, producer_id=number, sequence=1)
+        for number in (1, 2, 3)
+    ]
+    await until(lambda: all(operator.speaker.of(one) for one in ids))
+    replies = [await operator.ask("message.state", topic="orders", offset=n) for n in range(9)]
+    assert [reply["producer_id"] for reply in replies] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    await broker.stop()
+
+
+async def test_a_message_that_was_retained_away_is_not_stored() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 6, producer_id=77, sequence=1)
+    broker.catalogue.find("orders").first_offset = 4
+    gone = await operator.ask("message.state", topic="orders", offset=3)
+    assert (gone["stored"], gone["producer_id"], gone["published_by"]) == (False, 0, None)
+    await broker.stop()
+
+
+async def test_a_message_that_needs_the_disk_is_looked_at_without_holding_others_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3, producer_id=77, sequence=1)
+    waited = only_from_disk(monkeypatch)
+    reply = await operator.ask("message.state", topic="orders", offset=1)
+    assert reply["producer_id"] == 77
+    assert waited == [False, True]
+    await broker.stop()
+
+
+async def test_a_disk_that_cannot_be_read_now_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(Log, "read", fail)
+    assert await operator.code("message.state", topic="orders", offset=1) == "unavailable"
+    monkeypatch.undo()
+    await broker.stop()
+
+
+def only_from_disk(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let nothing lie in the page cache; return where each read notes whether it may wait."""
+    waited: list[bool] = []
+    read = Log.read
+
+    def note(log: Log, span: Any, *, wait: bool) -> Any:
+        waited.append(wait)
+        return read(log, span, wait=True) if wait else None
+
+    monkeypatch.setattr(Log, "read", note)
+    return waited

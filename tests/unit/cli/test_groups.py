@@ -1,0 +1,161 @@
+"""`onward groups` and `onward group` against a real broker."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Onward = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def records(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, object]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def record(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    (found,) = records(done)
+    return found
+
+
+def text(done: subprocess.CompletedProcess[bytes]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def test_a_group_is_created_as_it_was_asked_for(onward: Onward):
+    onward("publish", "made", "0", "1", "2")
+    group = record(
+        onward(
+            "group", "create", "made-by", "made", "--mode", "ordered", "--start", "1", "--retry",
+            "fixed:10s:5", "--lease", "2m", "--tag", "a", "--tag", "b", "--all-tag", "c",
+            "--header", "x=y=z", "--priorities", "--tenant", "acme=2.5", "--key-rate", "3",
+            "--key-concurrency", "1", "--json",
+        )
+    )  # fmt: skip
+    assert (group["mode"], group["backlog"], group["lease_ms"]) == ("ordered", 2, 120_000)
+    assert group["filter"] == {"tags_any": ["a", "b"], "tags_all": ["c"], "headers": {"x": "y=z"}}
+    assert (group["tenants"], group["key_rate"], group["priorities"]) == ({"acme": 2.5}, 3, True)
+    assert record(onward("group", "show", "made-by", "--json")) == group
+
+
+def test_groups_are_listed_for_people_and_for_machines(onward: Onward):
+    onward("publish", "listed", "0", "1")
+    onward("group", "create", "list-b", "listed")
+    onward("group", "create", "list-a", "listed", "--start", "latest")
+    heading, first, second = text(onward("groups", "--topic", "listed")).splitlines()
+    assert heading.split()[:3] == ["GROUP", "MODE", "STATE"]
+    assert first.split()[:6] == ["list-a", "shared", "idle", "listed", "0", "0"]
+    assert second.split()[:6] == ["list-b", "shared", "idle", "listed", "0", "2"]
+    listed = records(onward("groups", "--topic", "listed", "--json"))
+    assert [one["backlog"] for one in listed] == [0, 2]
+
+
+def test_a_group_can_be_shown_to_people(onward: Onward):
+    onward("publish", "shown", "0", "1")
+    onward("group", "create", "shown-to", "shown", "--tenant", "acme=2", "--at-most-once")
+    shown = text(onward("group", "show", "shown-to"))
+    assert "none, 1 attempts at most" in shown
+    assert "acme=2" in shown
+    assert shown.splitlines()[-1].split()[:4] == ["shown", "0", "2", "2"]
+
+
+def test_a_change_leaves_the_rest(onward: Onward):
+    onward("publish", "changed", "0")
+    onward("group", "create", "changing", "changed", "--lease", "2m")
+    group = record(onward("group", "change", "changing", "--retry", "10s,1m", "--json"))
+    assert group["lease_ms"] == 120_000
+    assert onward("group", "change", "changing").returncode == 2
+
+
+def test_a_group_is_paused_and_resumed(onward: Onward):
+    onward("publish", "stopped", "0")
+    onward("group", "create", "stopping", "stopped")
+    assert text(onward("group", "pause", "stopping")) == "paused stopping\n"
+    assert record(onward("group", "show", "stopping", "--json"))["paused"] is True
+    assert record(onward("group", "resume", "stopping", "--json"))["paused"] is False
+
+
+def test_a_member_is_taken_out_and_let_in_again(onward: Onward):
+    onward("publish", "membered", "0")
+    onward("group", "create", "members", "membered")
+    onward("group", "member", "members", "ann", "--offline")
+    assert record(onward("group", "show", "members", "--json"))["offline"] == ["ann"]
+    assert text(onward("group", "member", "members", "ann", "--online")).endswith("online\n")
+    assert onward("group", "member", "members", "ann").returncode == 2
+
+
+def test_a_reset_counts_first_and_does_nothing_without_a_yes(onward: Onward):
+    onward("publish", "again", "0", "1", "2")
+    onward("group", "create", "resetting", "again", "--start", "latest")
+    counted = record(onward("group", "reset", "resetting", "--to", "1", "--dry-run", "--json"))
+    assert counted == {"group": "resetting", "count": 2, "dry_run": True}
+    refused = onward("group", "reset", "resetting", "--to", "earliest")
+    assert refused.returncode == 2
+    assert b"3 messages to deliver?" in refused.stderr
+    done = onward("group", "reset", "resetting", "--to", "1", "--topic", "again", "--yes")
+    assert text(done) == "2 messages are to be delivered to resetting\n"
+
+
+def test_messages_are_skipped_and_replayed_by_their_ids(onward: Onward):
+    onward("publish", "moved", *map(str, range(10)))
+    onward("group", "create", "moving", "moved")
+    assert text(onward("group", "skip", "moving", "moved/0-3", "moved/7")) == "skipped 5 messages\n"
+    assert record(onward("group", "replay", "moving", "moved/1-2", "--json"))["count"] == 2
+    by_time = ("--topic", "moved", "--from", "1h", "--dry-run", "--json")
+    assert record(onward("group", "replay", "moving", *by_time))["count"] == 3
+    assert record(onward("group", "show", "moving", "--json"))["backlog"] == 7
+
+
+def test_a_peek_shows_what_comes_next(onward: Onward):
+    onward("publish", "peeked", "zero", "\x1b[31mone", "two")
+    onward("group", "create", "peeking", "peeked")
+    onward("group", "skip", "peeking", "peeked/0")
+    shown = text(onward("group", "peek", "peeking", "peeked", "--count", "1"))
+    assert shown.endswith("\\x1b[31mone\n")
+    assert [one["body"] for one in records(onward("group", "peek", "peeking", "peeked", "--json"))][
+        1:
+    ] == ["two"]
+
+
+def test_a_fork_stands_where_its_source_stands(onward: Onward):
+    onward("publish", "forked", "0", "1", "2")
+    onward("group", "create", "forking", "forked", "--start", "2")
+    assert record(onward("group", "fork", "forking", "trial", "--json"))["backlog"] == 1
+
+
+def test_nothing_is_deleted_without_a_yes(onward: Onward):
+    onward("publish", "kept", "0")
+    onward("group", "create", "keeping", "kept")
+    assert onward("group", "delete", "keeping").returncode == 2
+    done = onward("group", "delete", "keeping", "--yes")
+    assert text(done) == "deleted keeping with 0 members, 0 dead letters\n"
+    gone = onward("group", "show", "keeping")
+    assert gone.returncode == 1
+    assert b"(unknown_group)" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("group", "create", "g"),
+        ("group", "create", "g", "t", "--retry", "sometimes"),
+        ("group", "create", "g", "t", "--tenant", "acme"),
+        ("group", "create", "g", "t", "--tenant", "acme=heavy"),
+        ("group", "create", "g", "t", "--header", "=x"),
+        ("group", "create", "g", "t", "--mode", "odd"),
+        ("group", "reset", "g"),
+        ("group", "reset", "g", "--to", "yesterday"),
+        ("group", "skip", "g", "orders"),
+        ("group", "skip", "g", "orders/9-7"),
+        ("group", "replay", "g"),
+        ("group", "replay", "g", "orders/1", "--from", "1h"),
+        ("group", "replay", "g", "--from", "1h"),
+        ("group", "peek", "g", "t", "--count", "0"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_read_is_wrong_usage(onward: Onward, arguments: tuple[str, ...]):
+    done = onward(*arguments)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr

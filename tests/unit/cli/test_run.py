@@ -1,0 +1,231 @@
+"""`onward run`: which App it finds, what it says when there is none, workers that live again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from onward import App, connect_sync
+from onward.cli import workers
+from onward.cli.run import command, load_app
+from onward.cli.workers import WORKER_VARIABLE, Workers
+
+WAIT_S = 60
+# The command by itself: nothing here depends on how the command line finds it.
+PROGRAM = "import sys; from onward.cli.run import command; command(sys.argv[1:])"
+
+SHOP = """
+import os
+from onward import App
+
+app = App("nowhere:1")
+number = 7
+text = "not an App"
+
+
+@app.consumer("orders", group="billing")
+async def charge(body: str) -> None:
+    await app.publish("bills", f"{body} by {os.getpid()}")
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "broken.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("shop", "broken"):
+        sys.modules.pop(name, None)
+
+
+# --- which App ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["shop:app", "shop"])
+def test_an_app_is_found_by_the_name_of_its_module(shop: Path, target: str) -> None:
+    found = load_app(target)
+    assert isinstance(found, App)
+    assert [work.name for work in found.works] == ["charge"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("no_such_shop:app", "there is no module 'no_such_shop'"),
+        ("shop.deeper:app", "there is no module 'shop.deeper'"),
+        ("shop:other", "module 'shop' has no 'other'"),
+        ("shop:number", "'shop:number' is not an onward.App, but of type int"),
+        ("shop.py:app", "'shop.py:app' is not MODULE:APP; did you mean shop:app?"),
+        ("", "'' is not MODULE:APP"),
+        ("shop app", "'shop app' is not MODULE:APP"),
+    ],
+)
+def test_an_app_that_is_not_there_is_wrong_usage_that_names_it(
+    shop: Path, target: str, said: str
+) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        load_app(target)
+    assert said in caught.value.format_message()
+
+
+def test_an_error_inside_the_module_is_not_mistaken_for_a_missing_one(shop: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        load_app("broken:app")
+
+
+def test_a_number_of_workers_that_makes_no_sense_is_refused(shop: Path) -> None:
+    with pytest.raises(click.UsageError):
+        command.main(["shop:app", "--workers", "0"], standalone_mode=False)
+
+
+# --- as a process ------------------------------------------------------------------------------
+
+
+def start(shop: Path, address: str, **environ: str) -> subprocess.Popen[bytes]:
+    with (shop / "run.lines").open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "shop:app", "--address", address],
+            cwd=shop, stderr=stderr, stdin=subprocess.PIPE, env={**os.environ, **environ},
+        )  # fmt: skip
+
+
+def wait_for_bill(address: str, group: str) -> str:
+    with connect_sync(address) as mq:
+        (bill,) = mq.fetch("bills", group=group, wait="60s")
+        bill.ack()
+        return bill.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_consumes_until_a_signal_and_leaves_with_zero(
+    shop: Path, address: str, number: signal.Signals
+) -> None:
+    process = start(shop, address)
+    try:
+        with connect_sync(address) as mq:
+            mq.publish("orders", number.name)
+        assert wait_for_bill(address, "mail") == f"{number.name} by {process.pid}"
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    said = (shop / "run.lines").read_text()
+    assert "shop:app starts: charge (billing)" in said
+    assert "shop:app stopped" in said
+
+
+def test_a_worker_ends_by_itself_when_its_parent_is_gone(shop: Path, address: str) -> None:
+    process = start(shop, address, **{WORKER_VARIABLE: "1"})
+    try:
+        with connect_sync(address) as mq:
+            mq.publish("orders", "orphan")
+        assert wait_for_bill(address, "mail") == f"orphan by {process.pid}"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "the parent is gone" in (shop / "run.lines").read_text()
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+# Says its pid in a file, then waits for a signal.
+PATIENT = """
+import os, pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[2])))
+place = pathlib.Path(sys.argv[1]) / str(os.getpid())
+place.with_suffix(".new").write_text(os.environ["ONWARD_WORKER"])
+place.with_suffix(".new").rename(place)
+while True:
+    signal.pause()
+"""
+
+
+def patient(folder: Path, code: int = 0) -> Workers:
+    return Workers([sys.executable, "-c", PATIENT, str(folder), str(code)])
+
+
+def pids(folder: Path) -> dict[int, str]:
+    """Return which workers have said that they are ready: pid and number."""
+    return {int(one.name): one.read_text() for one in folder.iterdir() if one.name.isdigit()}
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110  # other processes tell nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_dies_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "PAUSE_S_MIN", 0.001)
+    caplog.set_level(logging.INFO)
+    crew = patient(tmp_path)
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        for number in (1, 2):
+            group.create_task(crew.keep_alive(number))
+        await until(lambda: len(pids(tmp_path)) == 2)
+        victim = next(pid for pid, number in pids(tmp_path).items() if number == "1")
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: len(pids(tmp_path)) == 3)
+        crew.stop()
+    assert sorted(pids(tmp_path).values()) == ["1", "1", "2"]
+    assert crew.ended_well
+    assert "worker 1 ended with signal SIGKILL; the next one starts in" in caplog.text
+
+
+async def test_a_worker_that_fails_to_stop_well_is_told_by_the_exit_code(tmp_path: Path) -> None:
+    crew = patient(tmp_path, code=3)
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(crew.keep_alive(1))
+        await until(lambda: len(pids(tmp_path)) == 1)
+        crew.stop()
+    assert not crew.ended_well
+
+
+async def test_a_stop_during_the_pause_waits_for_no_new_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "PAUSE_S_MIN", 3_600.0)
+    monkeypatch.setattr(workers, "PAUSE_S_MAX", 3_600.0)
+    crew = Workers([sys.executable, "-c", "raise SystemExit(1)"])
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(crew.keep_alive(1))
+        await until(lambda: "ended with exit code 1" in caplog.text)
+        crew.stop()
+
+
+async def test_a_second_stop_ends_workers_that_do_not_listen(tmp_path: Path) -> None:
+    deaf = PATIENT.replace("lambda *_: sys.exit(int(sys.argv[2]))", "signal.SIG_IGN")
+    crew = Workers([sys.executable, "-c", deaf, str(tmp_path)])
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(crew.keep_alive(1))
+        await until(lambda: len(pids(tmp_path)) == 1)
+        crew.stop()
+        crew.stop()
+    assert not crew.ended_well
+
+
+async def test_signals_reach_workers_through_their_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PATIENT, str(tmp_path), "0"]
+    async with asyncio.timeout(WAIT_S):
+        supervising = asyncio.ensure_future(workers.supervise(command, 2))
+        await until(lambda: len(pids(tmp_path)) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await supervising == 0
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,0 +1,78 @@
+"""`onward top`: what two samples show, and the screen of a real broker."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+from onward.cli.top import Sample, make_view
+from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
+from onward.client.topics import TopicDescription
+
+Onward = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def sample(at_s: float, **counts: int) -> Sample:
+    published, finished = counts.get("published", 0), counts.get("finished", 0)
+    share = ShareDescription(
+        topic="orders", end=published, backlog=published - finished, oldest_at_ms=1_000
+    )
+    member = MemberDescription(member="ann", state="active", acked=finished, leased=3)
+    busy = GroupDescription(
+        group="billing", topics=(share,), members=(member,), member_count=1,
+        backlog=share.backlog, expired_leases=counts.get("expired", 0),
+    )  # fmt: skip
+    topics = [
+        TopicDescription(topic="idle", number=1, state="active", messages=10**6, next_offset=10**6),
+        TopicDescription(
+            topic="orders", number=2, state="active", messages=published, next_offset=published
+        ),
+    ]
+    return Sample(at_s, {"node": "here"}, topics, [GroupDescription(group="audit"), busy])
+
+
+def test_rates_are_what_changed_between_two_samples():
+    before, now = sample(10.0), sample(12.0, published=100, finished=40)
+    view = make_view(before, now, now_ms=61_000, rows_max=10)
+    assert [(row["topic"], row["published/s"]) for row in view.topics] == [
+        ("orders", 50.0),
+        ("idle", 0.0),
+    ]
+    first, second = view.groups
+    assert (first["group"], first["backlog"], first["done/s"]) == ("billing", 60, 20.0)
+    assert (first["oldest"], first["members"]) == ("1m", 1)
+    assert second["group"] == "audit"
+    assert view.members[0]["acked/s"] == 20.0
+
+
+def test_leases_that_ran_out_are_a_warning():
+    before, now = sample(0.0, expired=2), sample(1.0, expired=5)
+    view = make_view(before, now, now_ms=0, rows_max=10)
+    assert view.warnings == ["group billing: 3 leases ran out"]
+    assert make_view(now, now, now_ms=0, rows_max=10).warnings == []
+
+
+def test_a_group_that_was_reset_has_no_negative_rate():
+    before, now = sample(0.0, published=100, finished=100), sample(1.0, published=100)
+    view = make_view(before, now, now_ms=0, rows_max=10)
+    assert view.groups[0]["done/s"] == 0.0
+
+
+def test_each_table_has_at_most_so_many_rows():
+    view = make_view(sample(0.0), sample(1.0), now_ms=0, rows_max=1)
+    assert (len(view.topics), len(view.groups), len(view.members)) == (1, 1, 1)
+
+
+def test_one_screen_of_a_real_broker_is_plain_text_in_a_pipe(onward: Onward):
+    onward("publish", "topped", "0", "1")
+    onward("group", "create", "topping", "topped")
+    shown = onward("top", "--once", "--interval", "10ms").stdout.decode()
+    assert "\x1b" not in shown
+    assert "PUBLISHED/S" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("topping"))
+    assert row.split()[:4] == ["topping", "shared", "0", "2"]
+
+
+def test_one_screen_for_machines_is_one_line_of_json(onward: Onward):
+    onward("publish", "topped", "0")
+    (line,) = onward("top", "--once", "--interval", "10ms", "--json").stdout.splitlines()
+    assert "topped" in [row["topic"] for row in json.loads(line)["topics"]]

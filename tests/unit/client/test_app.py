@@ -1,0 +1,614 @@
+"""An App: what a function returns or raises is what happens to its message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward import App, Client, Message, Reject, Retry, connect
+from onward.client.app_run import AppRun
+from onward.client.delivery import Delivery
+from onward.client.groups import DeadLetterDescription
+from onward.errors import InvalidRequest, NotConnected, UnknownGroup
+
+from .calling import calling
+
+WAIT_S = 60
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+@asynccontextmanager
+async def working(app: App, **options: Any) -> AsyncIterator[tuple[Client, AppRun]]:
+    """Run an App on a broker in memory, as `run` does, with the run in our hands."""
+    async with connect("memory:") as mq, app.running(mq, **options) as run:
+        running = asyncio.ensure_future(run.run())
+        try:
+            await run.joined()
+            yield mq, run
+        finally:
+            run.stop()
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.wait([running])
+        await running
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110  # functions tell nobody
+            await asyncio.sleep(0.001)
+
+
+async def dead_of(mq: Client, group: str) -> list[DeadLetterDescription]:
+    return [letter async for letter in mq.dead_letters(group)]
+
+
+async def backlog_of(mq: Client, group: str) -> int:
+    return (await mq.group(group)).backlog
+
+
+class Settled:
+    """What became of each message, as the App saw it."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str, str]] = []
+
+    def __call__(self, work: Any, delivery: Delivery, did: str, cause: str) -> None:
+        self.rows.append((delivery.id, did, cause))
+
+
+# --- outcomes ----------------------------------------------------------------------------------
+
+
+async def test_a_function_that_returns_acks_its_message() -> None:
+    app, seen, settled = App(), [], Settled()
+
+    @app.consumer("orders", group="billing")
+    async def charge(order: Order, message: Message) -> str:
+        seen.append((order, message.offset))
+        return "what it returns does not matter"
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [{"id": 1}, {"id": 2}])
+        await until(lambda: len(settled.rows) == 2)
+        assert await backlog_of(mq, "billing") == 0
+    assert seen == [(Order(1), 0), (Order(2), 1)]
+
+
+async def test_a_function_that_raises_gets_its_message_again_with_the_cause_in_the_trace() -> None:
+    app, attempts, settled = App(), [], Settled()
+
+    @app.consumer("orders", group="billing", retry="fixed:0s:3")
+    async def charge(body: bytes, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        raise ValueError("no such account")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 3)
+        letters = await dead_of(mq, "billing")
+    assert attempts == [1, 2, 3]
+    assert [letter.cause for letter in letters] == ["ValueError: no such account"]
+
+
+async def test_a_retry_says_when_and_whether_it_counts() -> None:
+    app, attempts, settled = App(), [], Settled()
+
+    @app.consumer("orders", group="billing", retry="none")
+    async def charge(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if len(attempts) < 4:
+            raise Retry("not yet", after=0, count=False)
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 4)
+        assert await backlog_of(mq, "billing") == 0
+        assert await dead_of(mq, "billing") == []
+    assert attempts == [1, 1, 1, 1]
+    assert [row[1:] for row in settled.rows] == [("retried", "not yet")] * 3 + [("acked", "")]
+
+
+async def test_a_rejected_message_is_a_dead_letter_with_its_cause() -> None:
+    app, settled = App(), Settled()
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: str) -> None:
+        raise Reject(f"unknown customer {body}")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", "ann")
+        await until(lambda: len(settled.rows) == 1)
+        letters = await dead_of(mq, "billing")
+    assert [(one.id, one.cause) for one in letters] == [("orders/0", "unknown customer ann")]
+
+
+async def test_a_body_that_does_not_convert_is_rejected_and_the_function_not_called() -> None:
+    app, settled, called = App(), Settled(), []
+
+    @app.consumer("orders", group="billing")
+    async def charge(order: Order) -> None:
+        called.append(order)
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", ["no JSON", {"id": "seven"}, {"id": 7}])
+        await until(lambda: len(settled.rows) == 3)
+        letters = await dead_of(mq, "billing")
+    assert called == [Order(7)]
+    assert [one.offset for one in letters] == [0, 1]
+    assert all("the body is not what 'charge' takes" in one.cause for one in letters)
+
+
+async def test_what_is_cancelled_inside_a_function_is_its_failure_not_the_end_of_the_app() -> None:
+    app, settled = App(), Settled()
+
+    @app.consumer("orders", group="billing", retry="none")
+    async def charge(body: bytes) -> None:
+        raise asyncio.CancelledError
+
+    @app.consumer("orders", group="audit", retry="none")
+    async def leave(body: bytes) -> None:
+        raise SystemExit(3)
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 2)
+        causes = {one.cause for group in ("billing", "audit") for one in await dead_of(mq, group)}
+    assert causes == {"CancelledError", "SystemExit: 3"}
+
+
+async def test_a_function_may_settle_its_message_itself() -> None:
+    app, settled, done = App(), Settled(), asyncio.Event()
+
+    @app.consumer("orders", group="billing")
+    async def charge(delivery: Delivery) -> None:
+        await delivery.reject("decided inside")
+        done.set()
+
+    async with working(app, on_settled=settled) as (mq, run):
+        await mq.publish("orders", b"x")
+        await done.wait()
+        await until(lambda: run.is_idle)
+        assert [one.cause for one in await dead_of(mq, "billing")] == ["decided inside"]
+    assert settled.rows == []
+
+
+async def test_an_answer_that_comes_too_late_is_a_warning_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, settled, seen = App(), Settled(), []
+
+    @app.consumer("orders", group="billing")
+    async def charge(delivery: Delivery) -> None:
+        seen.append(delivery.offset)
+        if len(seen) == 1:
+            await app.mq.reset_group("billing", to="earliest")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 2)
+        assert await backlog_of(mq, "billing") == 0
+    assert [row[1] for row in settled.rows] == ["lost", "acked"]
+    assert "'charge' was too late with orders/0" in caplog.text
+
+
+# --- how functions are called ------------------------------------------------------------------
+
+
+async def test_as_many_functions_run_at_once_as_there_are_slots() -> None:
+    app, together, most, running = App(), asyncio.Barrier(4), [0], [0]
+
+    @app.consumer("orders", group="billing", concurrency=4)
+    async def charge(body: bytes) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await together.wait()
+        running[0] -= 1
+
+    settled = Settled()
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [b"x"] * 12)
+        await until(lambda: len(settled.rows) == 12)
+    assert most == [4]
+
+
+async def test_a_plain_function_runs_in_threads_and_can_use_the_blocking_client() -> None:
+    app, settled = App(), Settled()
+    together, names = threading.Barrier(3), set()
+
+    @app.consumer("orders", group="billing", concurrency=3)
+    def charge(order: Order) -> None:
+        together.wait(WAIT_S)
+        names.add(threading.current_thread().name)
+        app.sync.publish("bills", {"order": order.id})
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [{"id": number} for number in range(3)])
+        await until(lambda: len(settled.rows) == 3)
+        bills = [message.json()["order"] async for message in mq.read("bills")]
+    assert sorted(bills) == [0, 1, 2]
+    assert names == {f"onward-charge-{number}" for number in (1, 2, 3)}
+
+
+async def test_the_blocking_client_on_the_loop_is_refused_instead_of_waiting_for_itself() -> None:
+    app, settled = App(), Settled()
+
+    @app.consumer("orders", group="billing", retry="none")
+    async def charge(body: bytes) -> None:
+        app.sync.publish("bills", b"x")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 1)
+    assert "in a coroutine await app.mq" in settled.rows[0][2]
+
+
+async def test_a_batch_function_gets_lists_of_what_has_arrived() -> None:
+    app, sizes, settled, may_go = App(), [], Settled(), asyncio.Event()
+
+    @app.consumer("orders", group="billing", batch=10)
+    async def charge(orders: list[Order], deliveries: list[Delivery]) -> None:
+        assert [one.json()["id"] for one in deliveries] == [order.id for order in orders]
+        sizes.append(len(orders))
+        await may_go.wait()
+
+    async with working(app, on_settled=settled) as (mq, _):
+        for number in range(31):
+            await mq.publish("orders", {"id": number})
+        may_go.set()
+        await until(lambda: len(settled.rows) == 31)
+        assert await backlog_of(mq, "billing") == 0
+    assert max(sizes) == 10
+    assert sum(sizes) == 31
+
+
+async def test_a_body_of_a_batch_that_does_not_convert_is_rejected_alone() -> None:
+    app, seen, settled = App(), [], Settled()
+
+    @app.consumer("orders", group="billing", batch=10)
+    async def charge(orders: list[Order]) -> None:
+        seen.extend(orders)
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [{"id": 1}, "no JSON", {"id": 3}])
+        await until(lambda: len(settled.rows) == 3)
+        letters = await dead_of(mq, "billing")
+    assert seen == [Order(1), Order(3)]
+    assert [letter.offset for letter in letters] == [1]
+
+
+async def test_a_batch_that_fails_comes_again_as_a_whole() -> None:
+    app, settled, calls = App(), Settled(), []
+
+    @app.consumer("orders", group="billing", batch=10, retry="fixed:0s:5")
+    def charge(bodies: list[bytes]) -> None:
+        calls.append(sorted(bodies))
+        if len(calls) == 1:
+            raise OSError("the disk is full")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [b"a", b"b", b"c"])
+        await until(lambda: [row[1] for row in settled.rows].count("acked") == 3)
+    assert calls[0] == [b"a", b"b", b"c"]
+    assert sorted(body for call in calls[1:] for body in call) == [b"a", b"b", b"c"]
+
+
+async def test_an_ordered_group_keeps_the_order_of_each_key_at_any_concurrency() -> None:
+    app, settled = App(), Settled()
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+
+    @app.consumer("orders", group="billing", concurrency=8, ordered=True)
+    async def charge(body: str, message: Message) -> None:
+        await asyncio.sleep(0)
+        seen[str(message.key)].append(body)
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", [str(n) for n in range(40)], keys=["a", "b"] * 20)
+        await until(lambda: len(settled.rows) == 40)
+    assert seen == {key: [str(n) for n in range(at, 40, 2)] for at, key in enumerate("ab")}
+
+
+async def test_middleware_is_around_every_call_the_first_outermost() -> None:
+    app, order, settled = App(), [], Settled()
+
+    @app.middleware
+    async def outer(delivery: Delivery, call_next: Any) -> object:
+        order.append(f"outer {delivery.offset}")
+        try:
+            return await call_next(delivery)
+        except ValueError as error:
+            raise Reject(f"turned into a rejection: {error}") from error
+        finally:
+            order.append("outer ends")
+
+    @app.middleware
+    async def inner(delivery: Delivery, call_next: Any) -> object:
+        order.append("inner")
+        return await call_next(delivery)
+
+    @app.consumer("orders", group="billing")
+    def charge(body: bytes) -> None:
+        raise ValueError("bad")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 1)
+    assert order == ["outer 0", "inner", "outer ends"]
+    assert settled.rows == [("orders/0", "rejected", "turned into a rejection: bad")]
+
+
+async def test_hooks_run_before_the_first_and_after_the_last_message() -> None:
+    app, order = App(), []
+
+    @app.on_start
+    async def begin() -> None:
+        order.append("start")
+        await app.publish("orders", b"x")
+
+    @app.on_stop
+    def end() -> None:
+        order.append("stop")
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        order.append("message")
+        app.stop()
+
+    async with asyncio.timeout(WAIT_S):
+        await app.run(address="memory:")
+    assert order == ["start", "message", "stop"]
+
+
+# --- stopping ----------------------------------------------------------------------------------
+
+
+async def test_a_stop_lets_functions_end_and_makes_their_acks_durable() -> None:
+    app, begun, may_end = App(), asyncio.Event(), asyncio.Event()
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        begun.set()
+        await may_end.wait()
+
+    async with connect("memory:stop") as mq:
+        await mq.publish_many("orders", [b"a", b"b", b"c"])
+        running = asyncio.ensure_future(app.run(address="memory:stop"))
+        await begun.wait()
+        app.stop()
+        # What waited for a slot is given back at once, while the function still runs.
+        async with mq.consume("orders", group="billing") as other:
+            taken = [(await other.fetch(1, wait="60s"))[0].body for _ in range(2)]
+            may_end.set()
+            await asyncio.wait_for(running, WAIT_S)
+            assert sorted(taken) == [b"b", b"c"]
+        assert (await mq.group("billing")).backlog == 2
+
+
+async def test_functions_that_do_not_end_in_time_are_given_up_and_their_messages_given_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, begun = App(stop="10ms"), asyncio.Event()
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with connect("memory:late") as mq:
+        await mq.publish("orders", b"a")
+        running = asyncio.ensure_future(app.run(address="memory:late"))
+        await begun.wait()
+        app.stop()
+        await asyncio.wait_for(running, WAIT_S)
+        again = await mq.fetch("orders", group="billing", wait="60s")
+        assert [one.attempt for one in again] == [1]
+    assert "1 calls did not end in time" in caplog.text
+
+
+async def test_a_thread_that_never_ends_does_not_keep_the_app_from_stopping() -> None:
+    app, begun, may_end = App(stop="10ms"), threading.Event(), threading.Event()
+
+    @app.consumer("orders", group="billing")
+    def charge(body: bytes) -> None:
+        begun.set()
+        may_end.wait(WAIT_S)
+
+    async with connect("memory:stuck") as mq:
+        await mq.publish("orders", b"a")
+        running = asyncio.ensure_future(app.run(address="memory:stuck"))
+        await until(begun.is_set)
+        app.stop()
+        await asyncio.wait_for(running, WAIT_S)
+    may_end.set()
+
+
+async def test_a_function_in_a_thread_can_stop_the_app() -> None:
+    app, done = App("memory:"), []
+
+    @app.on_start
+    async def begin() -> None:
+        await app.publish("orders", b"x")
+
+    @app.consumer("orders", group="billing")
+    def charge(body: bytes) -> None:
+        app.stop()
+        done.append(body)
+
+    async with asyncio.timeout(WAIT_S):
+        await app.run()
+    assert done == [b"x"]
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_stop_does_not_wait_for_a_broker_that_is_away(batch: int | None) -> None:
+    app = App()
+    app.consumer("orders", group="billing", batch=batch)(lambda bodies: None)
+    async with calling() as (mq, cable, _), app.running(mq) as run:
+        running = asyncio.ensure_future(run.run())
+        await run.joined()
+        cable.pull()
+        dialled = cable.dialled
+        await until(lambda: cable.dialled > dialled)
+        run.stop()
+        await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_stop_does_not_wait_for_a_connection_that_is_not_there() -> None:
+    app = App("127.0.0.1:1")
+    app.consumer("orders", group="billing")(lambda body: None)
+    running = asyncio.ensure_future(app.run())
+    await until(lambda: app._opening is not None)
+    app.stop()
+    app.stop()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_gracefully(number: int) -> None:
+    app, done = App("memory:"), []
+
+    @app.on_start
+    async def begin() -> None:
+        await app.publish("orders", b"x")
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        done.append(body)
+
+    before = signal.getsignal(number)
+    async with asyncio.timeout(WAIT_S):
+        await app.run()
+    assert done == [b"x"]
+    assert signal.getsignal(number) is before
+
+
+async def test_a_second_signal_waits_for_nobody() -> None:
+    app, was_cancelled = App("memory:"), []
+
+    @app.on_start
+    async def begin() -> None:
+        await app.publish("orders", b"x")
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        assert app._run is not None
+        os.kill(os.getpid(), signal.SIGTERM)
+        await app._run.ended()
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            was_cancelled.append(True)
+            raise
+
+    running = asyncio.ensure_future(app.run())
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert was_cancelled == [True]
+
+
+async def test_a_consumer_whose_group_is_deleted_ends_the_app_with_the_error() -> None:
+    app = App()
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None: ...
+
+    @app.consumer("orders", group="audit")
+    async def note(body: bytes) -> None: ...
+
+    async def delete() -> None:
+        async with working(app) as (mq, run), asyncio.timeout(WAIT_S):
+            await mq.delete_group("billing")
+            await run.ended()
+
+    with pytest.raises(UnknownGroup, match="'billing' was deleted"):
+        await delete()
+
+
+# --- mistakes ----------------------------------------------------------------------------------
+
+
+def test_what_can_be_wrong_with_a_consumer_is_said_when_it_is_decorated() -> None:
+    app = App()
+
+    async def charge(body: bytes) -> None: ...
+
+    for mistake, said in [
+        ({"topics": []}, "at least one topic"),
+        ({"concurrency": 0}, "concurrency is a number from 1 to"),
+        ({"batch": True}, "batch is a number from 1 to"),
+        ({"batch": 5}, "takes batches"),
+        ({"ordered": True, "mode": "shared"}, "the mode is 'shared'"),
+    ]:
+        given: dict[str, Any] = {"topics": "orders", "group": "billing", **mistake}
+        with pytest.raises(InvalidRequest, match=said):
+            app.consumer(**given)(charge)
+    assert app.works == []
+
+
+def test_two_functions_on_one_topic_in_one_group_are_refused() -> None:
+    app = App()
+    app.consumer("orders", group="billing")(lambda body: None)
+    app.consumer("orders", group="audit")(lambda body: None)
+    with pytest.raises(InvalidRequest, match="both consume 'orders' in group 'billing'"):
+        app.consumer(["refunds", "orders"], group="billing")(lambda body: None)
+
+
+def test_a_middleware_that_is_no_coroutine_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="async def"):
+        App().middleware(lambda delivery, call_next: call_next(delivery))
+
+
+async def test_an_app_without_consumers_or_that_runs_already_says_so() -> None:
+    app = App("memory:")
+    with pytest.raises(InvalidRequest, match="no consumer"):
+        await app.run()
+    with pytest.raises(NotConnected, match="does not run"):
+        _ = app.mq
+    with pytest.raises(NotConnected, match="does not run"):
+        _ = app.sync
+    app.consumer("orders", group="billing")(lambda body: None)
+    async with working(app):
+        with pytest.raises(InvalidRequest, match="runs already"):
+            await app.run()
+
+
+async def test_a_function_that_blocks_the_loop_is_named_in_a_warning() -> None:
+    app, said = App(), threading.Event()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # A machine that stalls may be warned about as well.
+            if "'charge'" in record.getMessage():
+                texts.append(record.getMessage())
+                said.set()
+
+    @app.consumer("orders", group="billing", lease="1s")
+    async def charge(body: bytes) -> None:
+        assert said.wait(WAIT_S)
+
+    texts: list[str] = []
+    settled, listening = Settled(), Listening()
+    logger = logging.getLogger("onward.app")
+    logger.addHandler(listening)
+    try:
+        async with working(app, on_settled=settled) as (mq, _):
+            await mq.publish("orders", b"x")
+            await until(said.is_set)
+    finally:
+        logger.removeHandler(listening)
+    assert "has blocked the event loop" in texts[0]

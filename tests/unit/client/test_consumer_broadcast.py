@@ -1,0 +1,246 @@
+"""Members of a broadcast: each gets everything, and each knows how far it is."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from onward import Client, Conflict, Corruption, Delivery, InvalidRequest
+from onward.client.consumer import Consumer
+from onward.client.position import PositionFile
+from onward.errors import TopicEnded
+
+from .calling import calling, turns
+from .consuming import PATIENCE_S, collect, fetch, until
+
+
+def broadcast(client: Client, **options: object) -> Consumer:
+    return client.consume("ticks", group="prices", mode="broadcast", **options)  # type: ignore[arg-type]
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def texts(consumer: Consumer, n: int) -> list[str]:
+    return [one.text for one in await fetch(consumer, n)]
+
+
+async def test_every_member_of_a_broadcast_gets_every_message_from_its_join_on() -> None:
+    async with calling() as (client, _, _):
+        await client.publish("ticks", "before")
+        async with broadcast(client) as first:
+            await client.publish("ticks", "1")
+            async with broadcast(client) as second:
+                await client.publish_many("ticks", ["2", "3"])
+                assert await texts(first, 3) == ["1", "2", "3"]
+                assert await texts(second, 2) == ["2", "3"]
+                assert (first.mode, second.mode) == ("broadcast", "broadcast")
+
+
+async def test_a_broadcast_can_begin_at_the_earliest_message() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("ticks", ["1", "2"])
+        async with broadcast(client, start="earliest") as consumer:
+            assert await texts(consumer, 2) == ["1", "2"]
+
+
+async def test_a_broadcast_goes_on_after_a_lost_connection_without_gap_or_repeat() -> None:
+    async with calling() as (client, cable, _):
+        found: list[str] = []
+        consumer = broadcast(client)
+        await consumer.join()
+        for number in range(10):
+            await client.publish("ticks", str(number))
+            found += await texts(consumer, 1)
+            cable.cut()
+            await turns()
+        assert found == [str(number) for number in range(10)]
+        await consumer.aclose()
+
+
+async def test_a_named_member_goes_on_where_it_was() -> None:
+    async with calling() as (client, _, _):
+        async with broadcast(client, member="screen-1") as consumer:
+            await client.publish_many("ticks", [str(number) for number in range(10)])
+            found = await fetch(consumer, 10)
+            for one in (*found[:4], found[7]):
+                await one.ack()
+        async with broadcast(client, member="screen-1") as consumer:
+            assert await texts(consumer, 6) == ["4", "5", "6", "7", "8", "9"]
+        async with broadcast(client, member="screen-2") as consumer:
+            await client.publish("ticks", "10")
+            assert await texts(consumer, 1) == ["10"]
+
+
+async def test_a_position_in_a_file_survives_the_member(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    async with calling() as (client, _, _):
+        async with broadcast(client, position=str(path)) as consumer:
+            await client.publish_many("ticks", [str(number) for number in range(5)])
+            for one in await fetch(consumer, 3):
+                await one.ack()
+        assert path.read_bytes() == b'{"group":"prices","positions":{"ticks":3}}'
+        async with broadcast(client, position=path) as consumer:
+            assert await texts(consumer, 2) == ["3", "4"]
+        assert names_in(tmp_path) == ["position.json"]
+
+
+async def test_a_position_is_stored_while_the_member_is_at_work(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    async with calling() as (client, _, _), broadcast(client, position=path) as consumer:
+        await client.publish_many("ticks", ["a", "b"])
+        for one in await fetch(consumer, 2):
+            await one.ack()
+        await until(path.exists)
+        assert PositionFile(path, group="prices").load() == {"ticks": 2}
+
+
+async def test_a_position_that_a_topic_does_not_have_leads_back_into_it(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    PositionFile(path, group="prices").write({"ticks": 1_000})
+    async with calling() as (client, _, _):
+        await client.publish_many("ticks", ["a", "b"])
+        async with broadcast(client, position=path) as consumer:
+            assert await texts(consumer, 2) == ["a", "b"]
+
+
+async def test_a_position_file_that_is_not_ours_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    async with calling() as (client, _, _):
+        path.write_text('{"group": "other", "positions": {}}')
+        with pytest.raises(Conflict, match="belongs to group 'other'"):
+            await broadcast(client, position=path).join()
+        for garbage in ("", "{", '{"group": "prices", "positions": []}', "\udcff"):
+            path.write_text(garbage, errors="surrogateescape")
+            with pytest.raises(Corruption, match="remove it to begin anew"):
+                await broadcast(client, position=path).join()
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            await broadcast(client, position=tmp_path).join()
+
+
+async def test_a_retry_in_a_broadcast_comes_again_to_this_member_alone() -> None:
+    async with calling() as (client, _, _):
+        async with broadcast(client, member="a") as first, broadcast(client, member="b") as second:
+            await client.publish_many("ticks", ["1", "2"])
+            one, two = await fetch(first, 2)
+            await one.retry(after=0)
+            await two.ack()
+            (again,) = await fetch(first, 1)
+            assert (again.text, again.attempt) == ("1", 2)
+            await again.release()
+            (again,) = await fetch(first, 1)
+            assert (again.text, again.attempt) == ("1", 2)
+            await again.renew()
+            assert await texts(second, 2) == ["1", "2"]
+            assert await second.fetch(1, wait="1ms") == []
+        async with broadcast(client, member="a") as first:
+            assert await texts(first, 2) == ["1", "2"], "nothing before it was done"
+
+
+async def test_a_reject_in_a_broadcast_is_said_in_the_log_and_the_member_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with calling() as (client, _, _):
+        with caplog.at_level(logging.WARNING, "onward.consumer"):
+            async with broadcast(client, member="a", retry="fixed:0s:2") as consumer:
+                await client.publish_many("ticks", ["1", "2"])
+                one, two = await fetch(consumer, 2)
+                await one.reject("not a price")
+                await two.retry()
+                (two,) = await fetch(consumer, 1)
+                await two.retry(cause="tried twice")
+        assert "cause=not a price" in caplog.text
+        assert "attempt=2 cause=tried twice" in caplog.text
+        async with broadcast(client, member="a") as consumer:
+            await client.publish("ticks", "3")
+            assert await texts(consumer, 1) == ["3"]
+
+
+async def test_a_broadcast_is_filtered_by_tags_and_headers() -> None:
+    async with calling() as (client, _, _):
+        async with broadcast(client, member="a", tags=["eu", "us"]) as consumer:
+            await client.publish_many("ticks", ["1", "2", "3"], tags=["eu", None, "asia"])
+            await client.publish_many("ticks", ["4", "5"])
+            await client.publish("ticks", "6", tag=["us", "x"])
+            found = await fetch(consumer, 2)
+            assert [one.text for one in found] == ["1", "6"]
+            assert [one.tag for one in found] == ["eu", "us,x"]
+            await asyncio.gather(*[one.ack() for one in found])
+        async with broadcast(client, member="a", tags=["eu", "us"]) as consumer:
+            await client.publish("ticks", "7", tag="eu")
+            assert await texts(consumer, 1) == ["7"]
+
+
+async def test_a_member_that_says_nothing_of_the_filter_joins_the_broadcast_as_it_is() -> None:
+    async with calling() as (client, _, _):
+        await client.create_topic("ticks")
+        await client.create_group("prices", "ticks", mode="broadcast", tags="eu")
+        async with client.consume("ticks", group="prices") as consumer:
+            await client.publish_many("ticks", ["1", "2", "3"], tags=["us", "eu", None])
+            assert await texts(consumer, 1) == ["2"]
+
+
+async def test_a_broadcast_gives_batches_and_single_messages() -> None:
+    async with calling() as (client, _, _):
+        await client.publish_many("ticks", ["1", "2", "3"])
+        found: list[bytes] = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for batch in broadcast(client, start="earliest").batches():
+                found += batch.bodies
+                await batch.ack()
+                if len(found) == 3:
+                    break
+        assert found == [b"1", b"2", b"3"]
+        assert [one.offset for one in await collect(broadcast(client, member="x"), 3)] == [0, 1, 2]
+
+
+async def test_more_than_the_buffer_of_a_broadcast_comes_bit_by_bit() -> None:
+    async with calling() as (client, cable, _):
+        for _ in range(40):
+            await client.publish("ticks", bytes(1_000_000))
+        consumer = broadcast(client, start="earliest")
+        found: list[Delivery] = await fetch(consumer, 1)
+        await turns(300)
+        assert cable.broker.delivering.delivered_bytes < 24_000_000
+        while len(found) < 40:
+            found += await fetch(consumer, 1)
+        assert [one.offset for one in found] == list(range(40))
+        await consumer.aclose()
+
+
+async def test_a_broadcast_of_several_topics_ends_with_the_last_of_them() -> None:
+    async with calling() as (client, _, _):
+        for topic in ("a", "b"):
+            await client.create_topic(topic)
+        consumer = client.consume(["a", "b"], group="g", mode="broadcast")
+        await consumer.join()
+        await client.publish("a", "1")
+        await client.publish("b", "2")
+        assert sorted(await texts(consumer, 2)) == ["1", "2"]
+        await client.delete_topic("a")
+        await client.publish("b", "3")
+        assert await texts(consumer, 1) == ["3"]
+        taking = asyncio.ensure_future(consumer.take())
+        await client.delete_topic("b")
+        with pytest.raises(TopicEnded):
+            await asyncio.wait_for(taking, PATIENCE_S)
+        await consumer.aclose()
+
+
+async def test_a_broadcast_that_stops_can_still_finish_what_it_has() -> None:
+    async with calling() as (client, _, _):
+        consumer = broadcast(client, member="a")
+        await consumer.join()
+        await client.publish_many("ticks", ["1", "2", "3"])
+        found = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for one in consumer:
+                found.append(one)
+                consumer.stop()
+        assert [one.text for one in found] == ["1"]
+        await found[0].ack()
+        await consumer.aclose()
+        async with broadcast(client, member="a") as consumer:
+            assert await texts(consumer, 2) == ["2", "3"]

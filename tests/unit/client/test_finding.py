@@ -1,0 +1,97 @@
+"""Looking for messages: ids, ends, and what has to be read for scattered offsets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from onward.client.finding import End, parse_id, read_end, stretches
+from onward.client.groups import as_names, as_ranges, make_wish, start_of
+from onward.delivery.record import StartAt
+from onward.errors import InvalidName, InvalidRequest
+
+
+def test_an_id_is_a_topic_and_an_offset():
+    assert parse_id("orders.eu/12") == ("orders.eu", 12)
+    assert parse_id("@trace/0") == ("@trace", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["orders", "orders/", "orders/x", "orders/-1", "/7x", "orders/\u0661", "orders/" + "9" * 30],
+)
+def test_what_is_no_id_is_refused_with_how_to_write_one(text: str):
+    with pytest.raises(InvalidRequest, match="topic/offset"):
+        parse_id(text)
+
+
+def test_an_id_of_an_impossible_topic_is_refused():
+    with pytest.raises(InvalidName):
+        parse_id("no topic/7")
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [
+        (None, End()),
+        (7, End(offset=7)),
+        ("10s", End(time_ms=990_000)),
+        (timedelta(seconds=10), End(time_ms=990_000)),
+        (datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC), End(time_ms=5_000)),
+    ],
+)
+def test_a_search_ends_where_it_was_said(end: object, wanted: End):
+    assert read_end(end, now_ms=1_000_000) == wanted  # type: ignore[arg-type]
+
+
+def test_what_is_no_end_is_refused():
+    with pytest.raises(InvalidRequest):
+        read_end(True, now_ms=0)
+
+
+def test_near_offsets_are_read_together_and_far_ones_apart():
+    assert stretches([(0, 1), (1_001, 1_002), (5_000, 6_000)]) == [
+        [(0, 1), (1_001, 1_002)],
+        [(5_000, 6_000)],
+    ]
+    assert stretches([]) == []
+
+
+@pytest.mark.parametrize("offsets", [[], -1, [3, -1], ["7"], [True], range(5, 5), [1.5]])
+def test_what_are_no_offsets_is_refused(offsets: object):
+    with pytest.raises(InvalidRequest):
+        as_ranges(offsets)  # type: ignore[arg-type]
+
+
+def test_offsets_become_ranges_however_they_are_given():
+    assert as_ranges(7) == [(7, 8)]
+    assert as_ranges(range(10, 0, -2)) == [(n, n + 1) for n in range(2, 11, 2)]
+    assert as_ranges(iter([2, 1, 9])) == [(1, 3), (9, 10)]
+
+
+def test_a_group_has_at_least_one_topic():
+    with pytest.raises(InvalidRequest):
+        as_names([])
+
+
+def test_a_group_starts_where_it_was_said():
+    assert start_of("latest", now_ms=0) == "latest"
+    assert start_of(7, now_ms=0) == StartAt(offset=7)
+    assert start_of("10s", now_ms=15_000) == StartAt(time_ms=5_000)
+
+
+def test_a_wish_has_only_what_was_asked_for():
+    wish = make_wish(now_ms=0, retry="fixed:10s:5", tags="a,b", tenants={"acme": 2})
+    assert wish.retry is not None
+    assert wish.retry.limit == 5
+    assert wish.filter is not None
+    assert wish.filter.tags_any == ("a", "b")
+    assert wish.tenants == {"acme": 2}
+    assert (wish.mode, wish.start, wish.lease_ms, wish.priorities) == (None,) * 4
+
+
+@pytest.mark.parametrize("asked", [{"retry": "sometimes"}, {"lease": "long"}, {"start": -1}])
+def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object]):
+    with pytest.raises(InvalidRequest):
+        make_wish(now_ms=0, **asked)  # type: ignore[arg-type]

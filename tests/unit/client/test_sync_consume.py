@@ -1,0 +1,182 @@
+"""Consuming with the blocking client: the same promises, in threads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from onward import connect_sync
+from onward.client.group_calls import GroupCalls
+from onward.client.sync import SyncClient
+from onward.errors import InvalidRequest, LeaseLost, NotConnected, UnknownGroup
+
+WAIT_S = 60
+
+
+def test_each_message_is_given_and_acked_without_async() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", ["a", "b", "c"], keys=["x", None, None])
+        seen = []
+        for delivery in mq.consume("orders", group="billing", member="ann"):
+            seen.append((delivery.text, delivery.key, delivery.attempt))
+            assert (delivery.group, delivery.member) == ("billing", "ann")
+            delivery.ack()
+            if len(seen) == 3:
+                break
+        assert seen == [("a", "x", 1), ("b", None, 1), ("c", None, 1)]
+        assert mq.group("billing").backlog == 0
+        assert mq.group("billing").members == ()
+
+
+def test_every_verb_does_what_it_says() -> None:
+    with connect_sync("memory:") as mq, mq.consume("orders", group="g", retry="fixed:0s") as member:
+        mq.publish("orders", b"x")
+        (first,) = member.fetch(wait="60s")
+        first.renew()
+        first.retry(after=0, cause="not now")
+        (second,) = member.fetch(wait="60s")
+        assert (second.attempt, second.is_lost, second.lease > first.lease) == (2, False, True)
+        second.release()
+        (third,) = member.fetch(wait="60s")
+        assert third.attempt == 2
+        third.reject("never")
+        with pytest.raises(LeaseLost):
+            third.ack()
+        assert [letter.cause for letter in mq.dead_letters("g")] == ["never"]
+        assert mq.redrive("g") == 1
+        (again,) = member.fetch(wait="60s")
+        again.ack()
+        assert "orders/0" in repr(again)
+
+
+def test_leaving_the_loop_gives_back_what_was_not_settled() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", [b"a", b"b"])
+        for delivery in mq.consume("orders", group="billing"):
+            assert delivery.body == b"a"
+            break
+        again = [mq.fetch("orders", group="billing", wait="60s")[0] for _ in range(2)]
+        assert sorted(one.body for one in again) == [b"a", b"b"]
+        assert [one.attempt for one in again] == [1, 1]
+
+
+def test_batches_are_columns_with_verbs() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", [b"a", b"b", b"c"], keys=["x", "y", "z"])
+        for batch in mq.consume("orders", group="billing").batches():
+            assert (batch.topic, batch.count, len(batch)) == ("orders", 3, 3)
+            assert (batch.bodies, batch.keys) == ([b"a", b"b", b"c"], ["x", "y", "z"])
+            assert batch.offsets == [0, 1, 2]
+            batch.renew()
+            batch.messages()[0].reject("bad")
+            batch.ack()
+            break
+        assert (mq.group("billing").backlog, mq.group("billing").dead) == (0, 1)
+
+
+@pytest.mark.parametrize("verb", ["retry", "reject", "release"])
+def test_a_batch_can_be_settled_as_a_whole(verb: str) -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", [b"a", b"b"])
+        for batch in mq.consume("orders", group="billing").batches():
+            getattr(batch, verb)()
+            break
+        group = mq.group("billing")
+        assert group.dead == (2 if verb == "reject" else 0)
+        assert group.backlog == (0 if verb == "reject" else 2)
+
+
+def test_a_fetch_that_finds_nothing_returns_nothing() -> None:
+    with connect_sync("memory:") as mq:
+        mq.create_topic("orders")
+        assert mq.fetch("orders", group="billing", wait="1ms") == []
+
+
+def test_threads_of_one_client_share_the_work_of_a_group() -> None:
+    with connect_sync("memory:") as mq, ThreadPoolExecutor(4) as threads:
+        mq.publish_many("orders", [str(number) for number in range(40)])
+        together = threading.Barrier(4)
+
+        def work(_: int) -> list[str]:
+            done = []
+            with mq.consume("orders", group="billing", credit=1) as member:
+                together.wait(WAIT_S)
+                while mq.group("billing").backlog:
+                    for delivery in member.fetch(wait="10ms"):
+                        done.append(delivery.text)
+                        delivery.ack()
+            return done
+
+        parts = list(threads.map(work, range(4)))
+        assert sorted(int(text) for part in parts for text in part) == list(range(40))
+
+
+def test_a_thread_that_consumes_is_told_when_another_closes() -> None:
+    mq = connect_sync("memory:")
+    mq.open()
+    mq.publish("orders", b"a")
+    seen, ended = threading.Event(), []
+
+    def work() -> None:
+        try:
+            for delivery in mq.consume("orders", group="billing"):
+                delivery.ack()
+                seen.set()
+            ended.append("left")
+        except NotConnected:
+            ended.append("told")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert seen.wait(WAIT_S)
+    mq.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert ended in (["left"], ["told"])
+
+
+def test_every_call_about_groups_exists_without_async() -> None:
+    asynchronous = {name for name in dir(GroupCalls) if not name.startswith("_")}
+    assert asynchronous <= set(dir(SyncClient))
+
+
+def test_calls_about_groups_return_what_the_asynchronous_ones_do() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", [b"a", b"b", b"c"])
+        assert mq.create_group("billing", "orders", lease="1m").lease_ms == 60_000
+        assert mq.change_group("billing", retry="none").retry.limit == 1
+        mq.pause_group("billing")
+        assert [one.paused for one in mq.groups(topic="orders")] == [True]
+        mq.resume_group("billing")
+        assert [one.body for one in mq.peek("billing", "orders", n=1)] == [b"a"]
+        assert mq.skip("billing", "orders/0") == 1
+        assert mq.replay("billing", "orders", [0], dry_run=True) == 1
+        assert mq.fork_group("billing", "trial").backlog == 2
+        assert mq.reset_group("billing", to="latest") == 0
+        mq.set_member("billing", "ann", offline=True)
+        assert [one.offset for one in mq.find("orders", text="b")] == [1]
+        assert mq.explain("orders/0").group("billing") is not None
+        assert mq.purge("billing") == 0
+        mq.delete_group("trial")
+        with pytest.raises(UnknownGroup):
+            mq.group("trial")
+
+
+def test_the_help_of_a_call_says_what_it_does() -> None:
+    assert SyncClient.peek.__name__ == "peek"
+    assert (SyncClient.peek.__doc__ or "").startswith("Return the messages that would be")
+
+
+def test_a_client_that_is_open_is_not_opened_again() -> None:
+    with connect_sync("memory:") as mq, pytest.raises(InvalidRequest, match="open already"):
+        mq.open()
+
+
+def test_what_is_wrong_with_a_consumer_is_said_where_it_is_made() -> None:
+    with connect_sync("memory:") as mq:
+        with pytest.raises(InvalidRequest):
+            mq.consume([], group="billing")
+        with pytest.raises(InvalidRequest):
+            mq.consume("orders", group="billing", credit=0)
