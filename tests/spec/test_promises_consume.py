@@ -50,19 +50,20 @@ async def test_any_number_of_members_share_a_topic_and_each_message_goes_to_one(
         seen: Counter[int] = Counter()
         everything = asyncio.Event()
 
-        async def work(number: int) -> None:
-            async for delivery in mq.consume("orders", group="billing", member=f"m{number}"):
+        async def work(member: Consumer) -> None:
+            async for delivery in member:
                 seen[delivery.offset] += 1
                 await delivery.ack()
                 if len(seen) == 500:
                     everything.set()
 
-        workers = [asyncio.ensure_future(work(number)) for number in range(8)]
+        members = [mq.consume("orders", group="billing") for _ in range(8)]
+        working = asyncio.gather(*[work(member) for member in members])
         await publish(mq, 500)
         await asyncio.wait_for(everything.wait(), PATIENCE_S)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        for member in members:
+            member.stop()
+        await asyncio.wait_for(working, PATIENCE_S)
         assert set(seen) == set(range(500))
         assert set(seen.values()) == {1}
         assert (await mq.group("billing")).backlog == 0

@@ -45,16 +45,17 @@ class System(Protocol):
     async def publish(self) -> object:
         """Publish one job and wait until it is durable."""
 
-    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Handle jobs until cancelled: at most 64 at a time do their `work`; ack each."""
+    async def consume(self, load: "Load") -> None:
+        """Handle jobs until it is over: at most 64 at a time do their work; ack each."""
 
 
 @dataclass
 class Load:
-    """What is published and handled."""
+    """What is published and handled. It ends by being over: a cancelled client may hang."""
 
     handled: int = 0
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AHEAD_MAX))
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def work(self) -> None:
         """Do one job."""
@@ -64,9 +65,15 @@ class Load:
 
     async def publish_on(self, publish: Callable[[], Awaitable[object]]) -> None:
         """Publish one job after another, not too far ahead."""
-        while True:
+        while not self.over.is_set():
             await self.room.acquire()
             await publish()
+
+    def end(self) -> None:
+        """Let everybody come to an end."""
+        self.over.set()
+        for _ in range(PUBLISHERS):
+            self.room.release()
 
 
 def run(options: Options) -> Report:
@@ -110,14 +117,14 @@ def _measure(opened: Opened, seconds: float, server: Server) -> float:
 async def _jobs_per_second(opened: Opened, server: Server, seconds: float) -> float:
     load = Load()
     async with opened(server) as system, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(system.consume(load.work))]
-        tasks += [group.create_task(load.publish_on(system.publish)) for _ in range(PUBLISHERS)]
+        group.create_task(system.consume(load))
+        for _ in range(PUBLISHERS):
+            group.create_task(load.publish_on(system.publish))
         await asyncio.sleep(WARM_UP_S)
         before, started_at = load.handled, time.perf_counter()
         await asyncio.sleep(seconds)
         rate = (load.handled - before) / (time.perf_counter() - started_at)
-        for task in tasks:
-            task.cancel()
+        load.end()
     return rate
 
 
@@ -154,14 +161,18 @@ class _OnwardSystem:
     async def publish(self) -> object:
         return await self._mq.publish(STREAM, BODY, durability="disk")
 
-    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def consume(self, load: Load) -> None:
         app = onward.App(self._address)
+        work = load.work
 
         @app.consumer(STREAM, group=GROUP, concurrency=HANDLERS)
         async def handle(body: bytes) -> None:
             await work()
 
-        await app.run(signals=False)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(app.run(signals=False))
+            await load.over.wait()
+            app.stop()
 
 
 @asynccontextmanager
@@ -181,12 +192,12 @@ class _RedisSystem:
     async def publish(self) -> object:
         return await self._line.call("XADD", STREAM, "*", "b", BODY)
 
-    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def consume(self, load: Load) -> None:
         await self._redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
-        await each_in_a_slot(self._jobs(), work, self._ack)
+        await each_in_a_slot(self._jobs(load), load.work, self._ack)
 
-    async def _jobs(self) -> AsyncIterator[bytes]:
-        while True:
+    async def _jobs(self, load: Load) -> AsyncIterator[bytes]:
+        while not load.over.is_set():
             found = await self._redis.xreadgroup(
                 GROUP, "one", {STREAM: ">"}, count=HANDLERS, block=1_000
             )
@@ -231,18 +242,18 @@ class _Transactions:
     async def publish(self) -> object:
         return await self._pool.execute(INSERT, BODY)
 
-    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def consume(self, load: Load) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(HANDLERS):
-                group.create_task(self._handle_on(work))
+                group.create_task(self._handle_on(load))
 
-    async def _handle_on(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _handle_on(self, load: Load) -> None:
         async with self._pool.acquire() as connection:
-            while True:
+            while not load.over.is_set():
                 async with connection.transaction():
                     found = await connection.fetchval(TAKE)
                     if found is not None:
-                        await work()
+                        await load.work()
                 if found is None:
                     await asyncio.sleep(IDLE_S)
 
@@ -250,11 +261,11 @@ class _Transactions:
 class _Claims(_Transactions):
     """Many rows are claimed at once; each is deleted, and that committed, when its job is done."""
 
-    async def consume(self, work: Callable[[], Awaitable[None]]) -> None:
-        await each_in_a_slot(self._jobs(), work, self._ack)
+    async def consume(self, load: Load) -> None:
+        await each_in_a_slot(self._jobs(load), load.work, self._ack)
 
-    async def _jobs(self) -> AsyncIterator[int]:
-        while True:
+    async def _jobs(self, load: Load) -> AsyncIterator[int]:
+        while not load.over.is_set():
             found = await self._pool.fetch(CLAIM, HANDLERS)
             for row in found:
                 yield row["id"]

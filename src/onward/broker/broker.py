@@ -305,6 +305,7 @@ class Broker:
         self.publishing.is_stopping = True
         if self.failure is None:
             await self._drain()
+        self.publishing.close()
         for session in list(self.sessions):
             session.goodbye(Stopping("the broker is stopping"))
         self.housekeeping.stop()

@@ -24,6 +24,7 @@ from onward.delivery.trace import Trace
 if TYPE_CHECKING:
     from onward.broker.catalogue import Topic
     from onward.broker.lookahead import LookAhead, Looked
+    from onward.clock import Clock
     from onward.delivery.record import GroupRecord
     from onward.delivery.share import Share
 
@@ -44,11 +45,16 @@ class Source(Protocol):
 
     share: Share
 
+    @property
+    def is_looking(self) -> bool:
+        """Tell whether a look into the log is under way: more may come of it."""
+        ...
+
     def available(self) -> int:
         """Return how many offsets `take` could give."""
         ...
 
-    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+    def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets."""
         ...
 
@@ -60,8 +66,8 @@ class Source(Protocol):
         """Follow what a durable row did to the share."""
         ...
 
-    def next_ready_ms(self, now_ms: int) -> int | None:
-        """Return when a limit lets something through that waits now."""
+    def wait_ms(self) -> int | None:
+        """Return how long it is until a limit lets something through that waits now."""
         ...
 
     def close(self) -> None:
@@ -76,13 +82,14 @@ class PlainSource:
         self.share = share
         self._topic = topic
         self._is_exclusive = is_exclusive
+        self.is_looking = False
 
     def available(self) -> int:
         """Return how many offsets `take` could give."""
         fresh = self._topic.next_offset - self.share.head
         return self.share.ready.count + (0 if self.share.is_full else max(0, fresh))
 
-    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+    def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets."""
         # Whoever takes over goes on where the one before was: nothing overtakes what comes again.
         is_late = self._is_exclusive and bool(self.share.ready)
@@ -97,7 +104,7 @@ class PlainSource:
     def applied(self, row: Trace) -> None:
         """Nothing is kept here that a row could change."""
 
-    def next_ready_ms(self, now_ms: int) -> int | None:
+    def wait_ms(self) -> int | None:
         """Nothing waits here."""
         return None
 
@@ -110,7 +117,7 @@ class ChosenSource:
 
     def __init__(
         self, share: Share, topic: Topic, *, record: GroupRecord, look_ahead: LookAhead,
-        wake: Callable[[], None], settle: Callable[[list[Trace]], None], now_ms: Callable[[], int],
+        wake: Callable[[], None], settle: Callable[[list[Trace]], None], clock: Clock,
     ) -> None:  # fmt: skip
         self.share = share
         self._topic = topic
@@ -118,7 +125,8 @@ class ChosenSource:
         self._look_ahead = look_ahead
         self._wake = wake
         self._settle = settle
-        self._now_ms = now_ms
+        self._now_ms = clock.now_ms
+        self._monotonic_ms = clock.monotonic_ms
         self._lanes = Lanes(record) if record.is_choosy else None
         self._wanted = Ranges()
         self._parked: list[Range] = []
@@ -130,20 +138,27 @@ class ChosenSource:
     def available(self) -> int:
         """Return how many offsets `take` could give; look further when these are few."""
         if self._lanes is not None:
-            self._lanes.wake(self._now_ms())
-        if self._at_hand < WANTED_MIN:
+            self._lanes.wake(self._monotonic_ms())
+        # Fair is only who sees all of them: behind a flood there may be others.
+        is_picky = self._record.priorities or self._record.tenants is not None
+        if is_picky or self._at_hand < WANTED_MIN:
             self._look_further()
         return self._at_hand
+
+    @property
+    def is_looking(self) -> bool:
+        """Tell whether a look into the log is under way: more may come of it."""
+        return self._looking is not None
 
     @property
     def _at_hand(self) -> int:
         return self._wanted.count if self._lanes is None else self._lanes.ready_count
 
-    def take(self, limit: int, *, now_ms: int) -> list[Range]:
+    def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets: those that come first by the group's rules."""
         if self._lanes is None:
             return self._wanted.take(limit)
-        chosen = self._lanes.take(min(limit, CHOSEN_MAX), now_ms=now_ms)
+        chosen = self._lanes.take(min(limit, CHOSEN_MAX), now_ms=self._monotonic_ms())
         if self._record.priorities:
             # A delivery is read in the order of offsets: what must come after it comes with the
             # next one.
@@ -178,9 +193,13 @@ class ChosenSource:
         elif row.did in PARKED:
             self._lanes.park(self._lanes.held_in(row.ranges))
 
-    def next_ready_ms(self, now_ms: int) -> int | None:
-        """Return when a limit of a key lets something through; None when nothing waits for one."""
-        return None if self._lanes is None else self._lanes.next_ready_ms(now_ms)
+    def wait_ms(self) -> int | None:
+        """Return how long a key's limit holds something back; None when nothing waits for one."""
+        if self._lanes is None:
+            return None
+        now_ms = self._monotonic_ms()
+        ready_ms = self._lanes.next_ready_ms(now_ms)
+        return None if ready_ms is None else ready_ms - now_ms
 
     def close(self) -> None:
         """Give everything that is not granted back to the share."""

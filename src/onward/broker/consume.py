@@ -47,6 +47,7 @@ logger = logging.getLogger("onward.consume")
 COLD_BYTES_MAX = 64 << 20
 """How much may be read from the disk for members at the same time."""
 NO_ROOM_S = 0.05
+UNREADABLE_S = 1.0
 LATE_S_MIN = 1.0
 """An alarm that rings so late shows that this broker stood still."""
 NOT_LEASED = 0
@@ -63,6 +64,8 @@ class Consuming:
         self._look_ahead = LookAhead(broker.log, broker.in_thread)
         self._cold_count = 0
         self._crew_serial = 0
+        self._holds: dict[str, int] = {}
+        """Groups that wait until what was said of their messages is durable, and how often."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_session: dict[Session, dict[int, Member]] = {}
         self.groups = groups
@@ -202,8 +205,10 @@ class Consuming:
     def forget(self, session: Session) -> None:
         """A connection is gone: what its members held counts as an attempt, and comes again."""
         self.joining.forget(session)
+        # A broker that stops ends the connections itself: that is nobody's death.
+        is_lost = not self._broker.publishing.is_stopping
         for member in list(self._of_session.get(session, {}).values()):
-            self._leave(member, is_lost=True)
+            self._leave(member, is_lost=is_lost)
 
     # --- what the broker tells ---------------------------------------------------------------
 
@@ -270,7 +275,7 @@ class Consuming:
         return ChosenSource(
             share, topic, record=record, look_ahead=self._look_ahead,
             wake=lambda: self.serve_soon(crew), settle=self.outcomes.add,
-            now_ms=self._broker.clock.now_ms,
+            clock=self._broker.clock,
         )  # fmt: skip
 
     def _changed(self, record: GroupRecord) -> None:
@@ -307,14 +312,16 @@ class Consuming:
 
     def _serve(self, crew: Crew) -> None:
         """Grant until nobody waits or nothing is left, then set the alarm for what comes later."""
-        if not crew.members:
+        if not crew.members or crew.group.record.name in self._holds:
+            return
+        if self._broker.failure is not None:
             return
         now_ms = self._broker.clock.now_ms()
         for source in crew.sources.values():
             if source.share.retries:
                 source.share.wake(now_ms)
         if not crew.group.record.paused:
-            while self._has_room(crew) and self._grant_any(crew, now_ms):
+            while self._has_room(crew) and self._grant_any(crew):
                 pass
         self.set_alarm(crew)
 
@@ -325,16 +332,16 @@ class Consuming:
         self._loop.call_later(NO_ROOM_S, self.serve_soon, crew)
         return False
 
-    def _grant_any(self, crew: Crew, now_ms: int) -> bool:
+    def _grant_any(self, crew: Crew) -> bool:
         """Make one grant of the first topic that has something for someone."""
         for _ in range(len(crew.turn)):
             name = crew.turn[0]
             crew.turn.rotate(-1)
-            if self._grant(crew, name, now_ms):
+            if self._grant(crew, name):
                 return True
         return False
 
-    def _grant(self, crew: Crew, name: str, now_ms: int) -> bool:
+    def _grant(self, crew: Crew, name: str) -> bool:
         source, topic = crew.sources[name], crew.topics[name]
         if source.share.cursor < topic.first_offset:
             self._skip_retained(crew, source, topic)
@@ -346,7 +353,7 @@ class Consuming:
             if turn is None:
                 continue
             member, limit = turn
-            ranges = source.take(limit, now_ms=now_ms)
+            ranges = source.take(limit)
             if not ranges:
                 return False
             line.used(member, count_of(ranges))
@@ -380,7 +387,7 @@ class Consuming:
         )  # fmt: skip
         try:
             parcel = self._packing.pack(topic, ranges, wait=False)
-        except NeedsDisk:
+        except (NeedsDisk, OSError):
             self._deliver_from_disk(crew, member, source, topic, ranges, lease)
             return
         self._hand(crew, member, source, topic, parcel, lease)
@@ -397,7 +404,7 @@ class Consuming:
                 )
             except OSError as error:
                 logger.warning("topic %r cannot be read now: %s", topic.name, error)
-                await asyncio.sleep(1)
+                await asyncio.sleep(UNREADABLE_S)
                 parcel = Parcel()
                 parcel.rest = ranges
             self._hand(crew, member, source, topic, parcel, lease)
@@ -505,10 +512,26 @@ class Consuming:
                 self.settling.lose(crew, lease, "lost")
             else:
                 self._return(crew, lease)
+        is_stopping = self._broker.publishing.is_stopping
+        if crew.group.record.mode in ("exclusive", "ordered") and not is_stopping:
+            self._hold(crew.group.record.name)
         if crew.members:
             self.serve_soon(crew)
         else:
             self._disband(crew)
+
+    def _hold(self, name: str) -> None:
+        """Grant nothing of a group that keeps an order until what a member left behind is known."""
+        self._holds[name] = self._holds.get(name, 0) + 1
+
+        def release(error: OnwardError | None) -> None:
+            self._holds[name] -= 1
+            if not self._holds[name]:
+                del self._holds[name]
+                if (crew := self.crews.get(name)) is not None:
+                    self.serve_soon(crew)
+
+        self.outcomes.when_durable(release)
 
     def _return(self, crew: Crew, lease: Lease) -> None:
         if (source := crew.sources.get(lease.topic)) is not None:
@@ -579,8 +602,8 @@ class Consuming:
         for source in crew.sources.values():
             if source.share.retries and (due_ms := source.share.next_due_ms()) is not None:
                 waits.append(due_ms - now_ms)
-            if (ready_ms := source.next_ready_ms(now_ms)) is not None:
-                waits.append(ready_ms - now_ms)
+            if (wait_ms := source.wait_ms()) is not None:
+                waits.append(wait_ms)
         # Clocks that disagree by a millisecond must not make this turn round and round.
         return max(1, min(min(waits), 60_000)) if waits else None
 

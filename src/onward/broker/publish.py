@@ -110,6 +110,7 @@ class Publishing:
         self.inflight_bytes = 0
         self.disk_is_full = False
         self.is_stopping = False
+        self._is_closed = False
         self.published_count = 0
         self.commit_count = 0
 
@@ -369,6 +370,9 @@ class Publishing:
         self, record: GroupRecord, *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Create, change or delete a group; it stands before the rows of the same commit."""
+        if self._is_closed:
+            self._loop.call_soon(done, Stopping("the broker is stopping"))
+            return
         self._collected.created.append(Change(Kind.GROUP_CHANGED, record, done=done))
         self._collected.sync = True
         self._commit_soon()
@@ -377,6 +381,9 @@ class Publishing:
         self, rows: Callable[[], list[bytes]], *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Publish rows of the trace with the next commit; they are asked for when it begins."""
+        if self._is_closed:
+            self._loop.call_soon(done, Stopping("the broker is stopping"))
+            return
         self._collected.rows.append((rows, done, False))
         self._collected.sync = True
         self._commit_soon()
@@ -637,3 +644,7 @@ class Publishing:
     async def drain(self) -> None:
         """Return when everything that was accepted is answered."""
         await self._idle.wait()
+
+    def close(self) -> None:
+        """Write nothing more: what members say from now on is refused."""
+        self._is_closed = True

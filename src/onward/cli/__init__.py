@@ -33,6 +33,7 @@ COMMANDS = {
     "read": "Read the messages of a topic, and follow it live.",
     "topics": "List, create, show, change and delete topics.",
     "consume": "Consume topics as a member of a group: each message is shown, then acked.",
+    "run": "Run the consumers of an App, in one or more processes.",
     "groups": "List the groups: how far they are, who is there, what waits and what is dead.",
     "group": "Show, create, change, pause, move and delete one group.",
     "dead": "List, redrive, export and purge the dead letters of a group.",
@@ -121,7 +122,9 @@ class LazyGroup(click.Group):
         """Import and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"onward.cli.{cmd_name}").command
+        # A module `run` would hide the function of that name in this package.
+        module = "run_app" if cmd_name == "run" else cmd_name
+        command = import_module(f"onward.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 

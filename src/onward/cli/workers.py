@@ -18,10 +18,11 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
+from onward.client.signals import on_signals
+
 logger = logging.getLogger("onward.run")
 
 WORKER_VARIABLE = "ONWARD_WORKER"
-STOPS = (signal.SIGTERM, signal.SIGINT)
 PAUSE_S_MIN = 0.5
 PAUSE_S_MAX = 30.0
 STEADY_S = 60.0
@@ -44,16 +45,10 @@ def next_pause_s(pause_s: float, *, lived_s: float) -> float:
 async def supervise(command: Sequence[str], count: int) -> int:
     """Keep `count` processes alive until a signal; return 0 when all of them ended well."""
     workers = Workers(command)
-    loop = asyncio.get_running_loop()
-    for number in STOPS:
-        loop.add_signal_handler(number, workers.stop)
-    try:
+    with on_signals(workers.stop, workers.kill):
         async with asyncio.TaskGroup() as group:
-            for place in range(1, count + 1):
-                group.create_task(workers.keep_alive(place))
-    finally:
-        for number in STOPS:
-            loop.remove_signal_handler(number)
+            for number in range(1, count + 1):
+                group.create_task(workers.keep_alive(number))
     return 0 if workers.ended_well else 1
 
 
@@ -67,13 +62,15 @@ class Workers:
         self._is_stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Tell all of them to end; the second time, end them."""
-        for process in self._alive:
-            if self._is_stopping.is_set():
-                process.kill()
-            else:
-                process.terminate()
+        """Tell all of them to end."""
         self._is_stopping.set()
+        for process in self._alive:
+            process.terminate()
+
+    def kill(self) -> None:
+        """End all of them."""
+        for process in self._alive:
+            process.kill()
 
     async def keep_alive(self, number: int) -> None:
         """Start a process, and another one whenever it has died, until told to stop."""

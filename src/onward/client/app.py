@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack
@@ -26,6 +24,7 @@ from onward.client.app_run import STOP_MS, AppRun
 from onward.client.client import Client, connect
 from onward.client.options import ConsumeOptions
 from onward.client.receipt import Receipt
+from onward.client.signals import on_signals
 from onward.client.sync import SyncClient
 from onward.client.topics import Duration, duration_ms
 from onward.client.work import Middleware, Work, make_work
@@ -204,7 +203,7 @@ class App:
         assert task is not None
         self._check_ready()
         self._loop = asyncio.get_running_loop()
-        with _signals(self.stop, task.cancel) if signals else contextlib.nullcontext():
+        with on_signals(self.stop, task.cancel) if signals else contextlib.nullcontext():
             if not await self._connect(client):
                 return
             try:
@@ -278,31 +277,6 @@ async def _call_all(hooks: Iterator[Hook] | Sequence[Hook]) -> None:
         result = hook()
         if isinstance(result, Awaitable):
             await result
-
-
-@contextlib.contextmanager
-def _signals(first: Callable[[], None], second: Callable[[], object]) -> Iterator[None]:
-    """Have the first signal call one thing and every other one another, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    seen: list[int] = []
-
-    def take(number: int) -> None:
-        seen.append(number)
-        (first if len(seen) == 1 else second)()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    for number in numbers:
-        loop.add_signal_handler(number, take, number)
-    try:
-        yield
-    finally:
-        for number, previous in zip(numbers, before, strict=True):
-            loop.remove_signal_handler(number)
-            signal.signal(number, previous)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -192,7 +192,7 @@ class Consumer:
         self._stop_idling()
         self._fetching += n
         try:
-            await self.join()
+            await self._join()
             return self._take_waiting(n) or await self._fetch(n, wait_s)
         except Closed:
             return []
@@ -261,7 +261,6 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         """Join the group, or raise why that is not possible."""
-        self._check_usable()
         await self.join()
         return self
 
@@ -276,6 +275,13 @@ class Consumer:
 
     async def join(self) -> None:
         """Join the group now; taking messages does it by itself."""
+        self._check_usable()
+        try:
+            await self._join()
+        except Closed:
+            raise InvalidRequest("this consumer was stopped: make a new one") from None
+
+    async def _join(self) -> None:
         self._check_open()
         if self._kept is None:
             self._kept = {}
@@ -294,10 +300,7 @@ class Consumer:
             self._is_stopped = True
             if self._following is not None:
                 self._following.is_pausing = True
-            self._membership.credit.wanted = 0
-            self._membership.take_back()
-            self._membership.release_waiting()
-            self._membership.wake()
+            self._membership.stop()
 
     async def aclose(self) -> None:
         """Leave the group for good: what was settled is answered, what is held is given back."""
@@ -326,7 +329,7 @@ class Consumer:
     async def _next_batch(self) -> DeliveryBatch:
         """Return the next batch, or end the loop."""
         if not self._membership.is_joined:
-            await self.join()
+            await self._join()
         return await self._membership.next_batch()
 
     def _check_usable(self) -> None:

@@ -51,6 +51,8 @@ class Credit:
 
     def more(self, *, now: float) -> int:
         """Return how much credit to give now; 0 while half of it is unused."""
+        if self.out + self.waiting > self.wanted // 2:
+            return 0
         wanted = self._affordable(self.wanted)
         if self.out + self.waiting > wanted // 2:
             return 0

@@ -229,7 +229,7 @@ class DeliveryBatch:
 
     def ack_soon(self) -> asyncio.Future[None]:
         """Ack without waiting; the future tells when it is durable, or the error."""
-        return forgiven(self._ack_soon(None))
+        return self._ack_soon(None)
 
     async def retry(
         self,
@@ -265,7 +265,7 @@ class DeliveryBatch:
         if held and not self.is_lost:
             for start, end in held:
                 self.held.remove(start, end)
-            forgiven(self._settles.settle(self, held, do="release"))
+            self._settles.settle(self, held, do="release")
 
     async def renew(self) -> None:
         """Keep the lease for its whole time from now on; a consumer does so by itself."""
@@ -277,7 +277,7 @@ class DeliveryBatch:
         """Renew without waiting; a lease that is refused is lost."""
         if self.held.first is not None and self.held.end is not None:
             whole = (self.held.first, self.held.end)
-            forgiven(self._settles.settle(self, [whole], do="renew"))
+            self._settles.settle(self, [whole], do="renew")
 
     async def ack_range(self, start: int, end: int) -> None:
         """Say that the offsets from `start` to before `end` are done."""
@@ -285,7 +285,7 @@ class DeliveryBatch:
 
     def ack_range_soon(self, start: int, end: int) -> asyncio.Future[None]:
         """Ack without waiting; the future tells when it is durable, or the error."""
-        return forgiven(self._ack_soon((start, end)))
+        return self._ack_soon((start, end))
 
     async def retry_range(
         self, start: int, end: int, *, after: Duration | None = None,
@@ -341,7 +341,10 @@ class DeliveryBatch:
     def _claim(self, start: int, end: int) -> list[Range]:
         if self.is_lost:
             raise self._lost()
-        ranges = self.held.overlap(start, end)
+        if end - start == 1:  # the usual case, and there may be very many
+            ranges = [(start, end)] if start in self.held else []
+        else:
+            ranges = self.held.overlap(start, end)
         if not ranges:
             raise LeaseLost(f"message {self.topic}/{start} was settled already")
         self.held.remove(start, end)
@@ -363,7 +366,7 @@ class DeliveryBatch:
         if ranges and not self.is_lost:
             self.held.remove(start, end)
             cause = short_cause(f"the bytes of the message cannot be decoded: {error}")
-            forgiven(self._settles.settle(self, ranges, do="reject", cause=cause))
+            self._settles.settle(self, ranges, do="reject", cause=cause)
 
     def _deliveries_of(self, piece: Piece) -> list[Delivery]:
         batch, entry = piece.batch, piece.entry
@@ -467,16 +470,20 @@ def done() -> asyncio.Future[None]:
 def failed(error: OnwardError) -> asyncio.Future[None]:
     """Return a future for what cannot be done."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    fail(future, error)
+    return future
+
+
+def fail(future: asyncio.Future[None], error: OnwardError) -> None:
+    """Let whoever waits have the error; when nobody does that is no news: the message comes again.
+
+    >>> async def main() -> None:
+    ...     try:
+    ...         await failed(LeaseLost("too late"))
+    ...     except LeaseLost as error:
+    ...         print(error)
+    >>> asyncio.run(main())
+    too late
+    """
     future.set_exception(error)
-    return future
-
-
-def forgiven(future: asyncio.Future[None]) -> asyncio.Future[None]:
-    """Let nobody complain of an error that nobody waits for: the message comes again."""
-    future.add_done_callback(_look_at)
-    return future
-
-
-def _look_at(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()
+    future.exception()

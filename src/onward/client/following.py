@@ -18,7 +18,7 @@ from functools import partial
 
 import msgspec
 
-from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed, forgiven
+from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed
 from onward.client.link import Link
 from onward.client.position import Place
 from onward.delivery.filter import Filter
@@ -323,7 +323,7 @@ class Following:
             self._store_soon()
             return
         self._stored = positions
-        self._storing = forgiven(self._place.save(positions, link))
+        self._storing = self._place.save(positions, link)
         self._storing.add_done_callback(self._was_stored)
 
     def _was_stored(self, storing: asyncio.Future[None]) -> None:
@@ -331,4 +331,5 @@ class Following:
         error = None if storing.cancelled() else storing.exception()
         if error is not None:
             self._stored = {}
+            self._store_soon()
             logger.warning("position was not stored: group=%s error=%s", self.group, error)

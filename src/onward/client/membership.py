@@ -99,20 +99,26 @@ class Membership:
         self._on_joined = on_joined
         self._check_open = check_open
         self._patience: asyncio.Timeout | None = None
-        self._loop = asyncio.get_running_loop()
         self._joining = asyncio.Lock()
         self._changed = asyncio.Event()
         self._seat: Seat | None = None
         self._was_joined = False
         self._pause_s = 0.0
+        self._refusal: OnwardError | None = None
         self._received: deque[DeliveryBatch] = deque()
         self._leases: dict[int, tuple[weakref.ref[DeliveryBatch], Ranges]] = {}
         self._renewal: asyncio.TimerHandle | None = None
         self._has_warned = False
+        self._is_stopping = False
         self.credit = Credit()
         self.rest: deque[Delivery] = deque()
         """What is left of a batch of which the program takes one message after the other."""
         self.end: OnwardError | None = None
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Looked up when it is needed: a consumer may be made before its loop runs.
+        return asyncio.get_running_loop()
 
     @property
     def is_joined(self) -> bool:
@@ -144,7 +150,7 @@ class Membership:
                         pass
             except TimeoutError:
                 self._check_open()
-                raise NotConnected(
+                raise self._refusal or NotConnected(
                     f"group {self._consume.group!r} could not be joined in time"
                 ) from None
             finally:
@@ -168,6 +174,7 @@ class Membership:
             seat.answer.result()
         except PASSING as error:
             self._pause_s = _pause_s(error)
+            self._refusal = error
             return False
         except OnwardError:
             raise
@@ -186,6 +193,7 @@ class Membership:
         seat.joined = joined
         self._was_joined = True
         self._on_joined(seat.link, joined)
+        self.give_more()  # more may be wanted by now than was when we asked
         if not seat.answer.done():
             seat.answer.set_result(joined)
 
@@ -227,7 +235,7 @@ class Membership:
     def wake(self) -> None:
         """Let everybody who waits look whether we are still open."""
         self._changed.set()
-        if self._patience is not None:
+        if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(self._loop.time())
 
     def finish(self, error: OnwardError) -> None:
@@ -237,16 +245,28 @@ class Membership:
 
     def took(self, count: int) -> None:
         """Take note of messages that were handed to the program, and give credit for others."""
-        self.credit.took(count)
-        self.give_more()
+        credit = self.credit
+        credit.took(count)
+        if credit.out + credit.waiting <= credit.wanted // 2:
+            self.give_more()
 
     def give_more(self) -> None:
         """Give credit, when it is time to."""
-        self._send_more(self.credit.more(now=self._loop.time()))
+        if self.is_joined:
+            self._send_more(self.credit.more(now=self._loop.time()))
 
     def give(self, count: int) -> None:
         """Give so much credit, for somebody who waits for just that."""
-        self._send_more(self.credit.give(count))
+        if self.is_joined:
+            self._send_more(self.credit.give(count))
+
+    def stop(self) -> None:
+        """Let nothing more come, and give back what waits; what was taken stays ours."""
+        self._is_stopping = True
+        self.credit.wanted = 0
+        self.take_back()
+        self.release_waiting()
+        self.wake()
 
     def take_back(self) -> None:
         """Take back the credit that is not used."""
@@ -267,9 +287,8 @@ class Membership:
         self.rest.clear()
 
     def _send_more(self, credit: int) -> None:
-        seat = self._seat
-        if credit and seat is not None and seat.is_taken:
-            seat.link.write(more_frame(seat.id, credit))
+        if credit and self._seat is not None and self._seat.is_taken:
+            self._seat.link.write(more_frame(self._seat.id, credit))
 
     def take(self, seat: Seat, kind: int, payload: bytes | bytearray) -> None:
         """Take a frame from the broker."""
@@ -295,6 +314,8 @@ class Membership:
             self._watch(batch)
         self._send_more(self.credit.arrived(batch.granted, size=batch.entries_bytes))
         self.push(batch)
+        if self._is_stopping:
+            self.release_waiting()
 
     # --- the end -----------------------------------------------------------------------------
 

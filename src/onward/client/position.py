@@ -17,10 +17,11 @@ from typing import Protocol
 
 import msgspec
 
+from onward.client.delivery_batch import fail, failed
 from onward.client.link import Link
-from onward.errors import Conflict, Corruption, InvalidRequest
+from onward.errors import Conflict, Corruption, InvalidRequest, NotConnected, OnwardError
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import encode_json
+from onward.protocol.payloads import decode_error, encode_json
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -106,28 +107,51 @@ class PositionOnBroker:
 
     def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
         """Send one request for each topic."""
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        open_ids: set[int] = set()
+        if not link.is_open:
+            return failed(NotConnected("the connection is lost"))
+        storing = _Storing(link, len(positions))
         for topic, offset in positions.items():
-            self._send(link, topic, offset, open_ids=open_ids, stored=stored)
-        if not open_ids:
-            stored.set_result(None)
-        return stored
+            request = {
+                "op": "position.set", "group": self._group, "member": self._member,
+                "topic": topic, "offset": offset,
+            }  # fmt: skip
+            link.send(Kind.REQUEST, storing.expect(), encode_json(request))
+        return storing.done
 
-    def _send(
-        self, link: Link, topic: str, offset: int, *, open_ids: set[int],
-        stored: asyncio.Future[None],
-    ) -> None:  # fmt: skip
-        def take(kind: int, payload: bytes | bytearray) -> None:
-            link.forget(request_id)
-            open_ids.discard(request_id)
-            if not open_ids and not stored.done():
-                stored.set_result(None)
 
-        request_id = link.expect(take)
-        open_ids.add(request_id)
-        request = {
-            "op": "position.set", "group": self._group, "member": self._member, "topic": topic,
-            "offset": offset,
-        }  # fmt: skip
-        link.send(Kind.REQUEST, request_id, encode_json(request))
+class _Storing:
+    """Requests under way; `done` ends when all are answered, or the connection is lost."""
+
+    def __init__(self, link: Link, count: int) -> None:
+        self._link = link
+        self._left = count
+        self._error: OnwardError | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        link.lost.add_done_callback(self._lost)
+        if not count:
+            self._end()
+
+    def expect(self) -> int:
+        request_id = self._link.expect(lambda kind, payload: self._take(request_id, kind, payload))
+        return request_id
+
+    def _take(self, request_id: int, kind: int, payload: bytes | bytearray) -> None:
+        self._link.forget(request_id)
+        self._left -= 1
+        if kind == Kind.ERROR:
+            self._error = decode_error(payload)
+        if not self._left:
+            self._end()
+
+    def _lost(self, lost: asyncio.Future[OnwardError]) -> None:
+        self._error = lost.result()
+        self._end()
+
+    def _end(self) -> None:
+        self._link.lost.remove_done_callback(self._lost)
+        if self.done.done():
+            return
+        if self._error is None:
+            self.done.set_result(None)
+        else:
+            fail(self.done, self._error)

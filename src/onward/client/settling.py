@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
-from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed
+from onward.client.delivery_batch import DeliveryBatch, Verb, done, fail, failed
 from onward.client.link import Link
 from onward.delivery.ranges import Range, Ranges, merged
 from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
@@ -53,7 +53,7 @@ class Waiting:
     def fail(self, error: OnwardError) -> None:
         """Tell why not."""
         if not self.future.done():
-            self.future.set_exception(error)
+            fail(self.future, error)
 
 
 class Sent:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 from collections.abc import (
-    AsyncGenerator,
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -28,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from onward.client.client import Client, DurabilityName, Tags, connect
 from onward.client.options import ConsumeOptions
-from onward.client.reader import ReadBatch, Reader
+from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.client.sync_calls import SyncGroupCalls
 from onward.client.sync_consumer import SyncConsumer, SyncDelivery
+from onward.client.sync_reader import SyncReader
 from onward.client.topics import Duration, TopicDescription
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
@@ -355,29 +353,6 @@ class SyncClient(SyncGroupCalls):
         loop.close()
 
 
-class SyncReader:
-    """A topic being read by a thread. Use it with `for`, or its `batches()`, once."""
-
-    def __init__(self, reader: Reader, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._reader = reader
-        self._run = run
-
-    def __iter__(self) -> Iterator[Message]:
-        """Give each message."""
-        for batch in self.batches():
-            yield from batch.messages()
-
-    def batches(self) -> Iterator[ReadBatch]:
-        """Give each batch as it was published."""
-        batches = self._reader.batches()
-        try:
-            while (batch := self._run(_next(batches))) is not None:
-                yield batch
-        finally:
-            with contextlib.suppress(NotConnected):
-                self._run(_close(batches))
-
-
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
@@ -391,11 +366,3 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _next(batches: AsyncGenerator[ReadBatch]) -> ReadBatch | None:
-    return await anext(batches, None)
-
-
-async def _close(batches: AsyncGenerator[ReadBatch]) -> None:
-    await batches.aclose()

@@ -59,13 +59,15 @@ class GroupPlan:
         """
         mode: Mode = random.choice(("shared", "shared", "ordered", "exclusive"))
         is_plain = mode == "shared"
+        at_most_once = is_plain and random.random() < 0.1
+        policy = _policy(random)
         return cls(
             name,
             tuple(random.sample(topics, random.randint(1, min(2, len(topics))))),
             mode=mode,
-            at_most_once=is_plain and random.random() < 0.1,
+            at_most_once=at_most_once,
             lease_ms=random.choice((1_000, 5_000, 30_000, 30_000)),
-            retry=_policy(random),
+            retry=RetryPolicy(kind="none") if at_most_once else policy,
             tag=random.choice(("", "", "even")),
             priorities=is_plain and random.random() < 0.15,
             key_concurrency=random.choice((0, 0, 0, 1, 2)) if is_plain else 0,

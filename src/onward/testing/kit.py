@@ -13,13 +13,11 @@ protocol, client, middleware, threads. What is not: sockets, the disk, and time.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from onward.broker.broker import Broker
 from onward.broker.catalogue import Topic
@@ -38,6 +36,7 @@ from onward.log.memory_disk import MemoryDisk
 from onward.protocol.payloads import Durability
 from onward.settings import LogSettings, Settings
 from onward.testing.clock import ManualClock
+from onward.testing.kit_sync import LoopThread, SyncKit
 
 T = TypeVar("T")
 
@@ -193,13 +192,12 @@ class Kit:
 
     def _next_due_ms(self) -> int | None:
         """Return when the next retry is due, or the limit of a key lets something through."""
-        now_ms = self.clock.now_ms()
-        dues = [
-            due_ms
-            for _, source in self._sources()
-            for due_ms in (source.share.next_due_ms(), source.next_ready_ms(now_ms))
-            if due_ms is not None
-        ]
+        dues: list[int] = []
+        for _, source in self._sources():
+            if (due_ms := source.share.next_due_ms()) is not None:
+                dues.append(due_ms)
+            if (wait_ms := source.wait_ms()) is not None:
+                dues.append(self.clock.now_ms() + max(1, wait_ms))
         return min(dues, default=None)
 
     def _sources(self) -> Iterator[tuple[Topic, Source]]:
@@ -298,7 +296,7 @@ class kit:  # noqa: N801  # it is used like a function
         self._app = app
         self._settings = settings or SETTINGS
         self._opened: AsyncExitStack | None = None
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Kit:
         async with AsyncExitStack() as opening:
@@ -325,8 +323,8 @@ class kit:  # noqa: N801  # it is used like a function
         await self._opened.__aexit__(kind, error, traceback)
 
     def __enter__(self) -> SyncKit:
-        self._thread = _LoopThread(self)
-        return SyncKit(self._thread.open(), self._thread.call)
+        self._thread = LoopThread(self)
+        return self._thread.open()
 
     def __exit__(
         self,
@@ -338,101 +336,9 @@ class kit:  # noqa: N801  # it is used like a function
         self._thread.close()
 
 
-class SyncKit:
-    """A kit for tests without `async`: the same calls, blocking."""
-
-    def __init__(self, given: Kit, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._kit = given
-        self._call = call
-
-    def deliver(self, topic: str, body: object, **options: Any) -> Outcome:
-        """Publish a message and return how it went, when every group has answered once."""
-        outcome: Outcome = self._call(self._kit.deliver(topic, body, **options))
-        return outcome
-
-    def outcome(self, message_id: str) -> Outcome:
-        """Return how it went with a message lately."""
-        outcome: Outcome = self._call(self._kit.outcome(message_id))
-        return outcome
-
-    def advance(self, duration: Duration) -> None:
-        """Let time pass. Retries that come due happen on the way, each at its time."""
-        self._call(self._kit.advance(duration))
-
-    def idle(self) -> None:
-        """Wait until there is nothing to do before time moves."""
-        self._call(self._kit.idle())
-
-    def dead(
-        self, topic: str | None = None, *, group: str | None = None
-    ) -> list[DeadLetterDescription]:
-        """Return the dead letters of a group, or of all, with their messages."""
-        letters: list[DeadLetterDescription] = self._call(self._kit.dead(topic, group=group))
-        return letters
-
-
-class _LoopThread:
-    """A thread whose loop holds a kit open: it is entered and left by one and the same task."""
-
-    def __init__(self, held: kit) -> None:
-        self._held = held
-        self._opened: Future[tuple[Kit, asyncio.AbstractEventLoop]] = Future()
-        self._ended: Future[None] = Future()
-        self._is_over: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="onward-kit", daemon=True)
-
-    def open(self) -> Kit:
-        """Return the kit when it is open, or raise why it is not."""
-        self._thread.start()
-        opened, self._loop = self._opened.result()
-        return opened
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the loop and wait for it; raises what ended the loop before."""
-        answer: Future[T] = Future()
-
-        def begin() -> None:
-            try:
-                self._calls.create_task(_answer(work, answer))
-            except RuntimeError as error:
-                work.close()
-                answer.set_exception(error)
-
-        assert self._loop is not None
-        if self._ended.done():
-            work.close()
-            self._ended.result()
-        self._loop.call_soon_threadsafe(begin)
-        return answer.result()
-
-    def close(self) -> None:
-        """Leave the kit; raises what went wrong meanwhile."""
-        assert self._loop is not None
-        assert self._is_over is not None
-        if not self._ended.done():
-            self._loop.call_soon_threadsafe(self._is_over.set)
-        self._thread.join()
-        self._ended.result()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._hold())
-        except BaseException as error:  # noqa: BLE001  # the test's thread raises it
-            (self._ended if self._opened.done() else self._opened).set_exception(error)
-        else:
-            self._ended.set_result(None)
-
-    async def _hold(self) -> None:
-        self._is_over = asyncio.Event()
-        async with self._held as opened, asyncio.TaskGroup() as self._calls:
-            self._opened.set_result((opened, asyncio.get_running_loop()))
-            await self._is_over.wait()
-
-
 def _has_more(topic: Topic, source: Source) -> bool:
     """Tell whether something could be granted now, or is being looked at."""
-    is_looking = getattr(source, "_looking", None) is not None
+    is_looking = source.is_looking
     return is_looking or source.available() > 0 or source.share.head < topic.next_offset
 
 
@@ -440,12 +346,3 @@ async def _until(is_so: Callable[[], bool]) -> None:
     """Wait for something that nobody tells."""
     while not is_so():  # noqa: ASYNC110  # the broker has no event for it, and needs none
         await asyncio.sleep(LOOK_S)
-
-
-async def _answer(work: Coroutine[Any, Any, T], answer: Future[T]) -> None:
-    try:
-        answer.set_result(await work)
-    except BaseException as error:
-        answer.set_exception(error)
-        if not isinstance(error, Exception):
-            raise

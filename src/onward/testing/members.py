@@ -134,24 +134,27 @@ class Member:
 
     async def _ask(self, handed: Handed, delivery: Delivery, verb: Verb) -> None:
         handed.verbs.append(verb)
-        error: BaseException | None = None
         try:
-            match verb.do:
-                case "ack":
-                    await delivery.ack()
-                case "retry":
-                    after = self._random.choice((None, None, 0, 500))
-                    await delivery.retry(after=after, count=verb.counts, cause="a mood")
-                case "reject":
-                    await delivery.reject("no good")
-                case "release":
-                    await delivery.release()
-        except OnwardError as refused:
-            error = refused
-        except asyncio.CancelledError:
-            verb.settle(asyncio.CancelledError(), self._world.now_us())
+            await self._say(delivery, verb)
+        except OnwardError as error:
+            verb.settle(error, self._world.now_us())
+        except asyncio.CancelledError as error:
+            verb.settle(error, self._world.now_us())
             raise
-        verb.settle(error, self._world.now_us())
+        else:
+            verb.settle(None, self._world.now_us())
+
+    async def _say(self, delivery: Delivery, verb: Verb) -> None:
+        match verb.do:
+            case "ack":
+                await delivery.ack()
+            case "retry":
+                after = self._random.choice((None, None, 0, 500))
+                await delivery.retry(after=after, count=verb.counts, cause="a mood")
+            case "reject":
+                await delivery.reject("no good")
+            case "release":
+                await delivery.release()
 
 
 class Sweeper(Member):
@@ -168,7 +171,7 @@ class Sweeper(Member):
             return
         try:
             async with asyncio.timeout(SWEEP_S_MAX), asyncio.TaskGroup() as tasks:
-                working = tasks.create_task(self._work_on(client))
+                working = tasks.create_task(self._work_on(client, tasks))
                 await self._wait_until_done(client)
                 working.cancel()
         except TimeoutError:
@@ -177,14 +180,14 @@ class Sweeper(Member):
                 f"G1: in peace, group {self._plan.name!r} is not done: {left}"
             )
 
-    async def _work_on(self, client: Client) -> None:
+    async def _work_on(self, client: Client, tasks: asyncio.TaskGroup) -> None:
         while True:
             stint = self._world.begin_stint(self._plan, self.name)
             try:
                 async with self._join(client) as consumer:
                     async for delivery in consumer:
                         handed = self._world.hand(stint, delivery)
-                        await self._settle(handed, delivery, "diligent")
+                        tasks.create_task(self._settle(handed, delivery, "diligent"))
             except OnwardError as error:
                 self._world.trace(f"{self.name} is no member any more: {error}")
             finally:
@@ -197,11 +200,14 @@ class Sweeper(Member):
             await asyncio.sleep(0.5)
             left = await self._left(client)
 
+    def _join(self, client: Client) -> Consumer:
+        return client.consume(self._topics, group=self._plan.name, credit=200, **self._plan.options)
+
     async def _left(self, client: Client) -> int:
         try:
             group = await client.group(self._plan.name)
         except UnknownGroup:
-            return 0
+            return 1  # it was deleted; whoever joins creates it again
         return sum(share.backlog for share in group.topics if share.topic in self._topics)
 
 

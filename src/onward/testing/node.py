@@ -140,6 +140,7 @@ class SimulatedNode:
             broker = await Broker.open(
                 self._settings, disk=self.disk, clock=self._clock, commit=self._new_commit,
                 executor=Executor(), on_failure=self._failed,
+                jitter=Random(self._random.getrandbits(64)),
             )  # fmt: skip
         except Corruption as error:
             self.violations.append(f"the broker refuses its log: {error}")

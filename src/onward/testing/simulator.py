@@ -13,6 +13,7 @@ The same seed gives the same run, to the microsecond of virtual time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections import Counter, deque
@@ -100,7 +101,7 @@ def simulate(
     async def main() -> Summary:
         return await Simulation(seed, scenario, random, commit, sabotage, rot=rot).run()
 
-    with _fixed_identity():
+    with _fixed_identity(), _without_collector():
         return run(main(), seed=seed, executor_ms_max=scenario.executor_ms_max)
 
 
@@ -343,7 +344,11 @@ class Simulation:
             for reading in self._history.readings
             for message in reading.messages
         ]
-        digest = crc32c(repr((list(self._lines), seen, sorted(drains))).encode())
+        handed = [
+            (one.stint.machine, one.place, one.attempt, one.at_us, one.verbs)
+            for one in self._history.groups.handed
+        ]
+        digest = crc32c(repr((list(self._lines), seen, handed, sorted(drains))).encode())
         return Summary(self._seed, self._loop.now_us // 1000, counts, digest)
 
 
@@ -356,6 +361,19 @@ async def _within(what: str, work: Awaitable[T]) -> T:
         raise SimulationFailed(f"I13: in peace, {what}: not in time") from None
     except OnwardError as error:
         raise SimulationFailed(f"I13: in peace, {what}: {error}") from error
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Collect no cycles: when that happens depends on what ran before, and leases hang on it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
 
 
 @contextmanager

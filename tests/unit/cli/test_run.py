@@ -16,12 +16,12 @@ import pytest
 
 from onward import App, connect_sync
 from onward.cli import workers
-from onward.cli.run import command, load_app
+from onward.cli.run_app import command, load_app
 from onward.cli.workers import WORKER_VARIABLE, Workers
 
 WAIT_S = 60
 # The command by itself: nothing here depends on how the command line finds it.
-PROGRAM = "import sys; from onward.cli.run import command; command(sys.argv[1:])"
+PROGRAM = "import sys; from onward.cli.run_app import command; command(sys.argv[1:])"
 
 SHOP = """
 import os
@@ -210,14 +210,14 @@ async def test_a_stop_during_the_pause_waits_for_no_new_worker(
         crew.stop()
 
 
-async def test_a_second_stop_ends_workers_that_do_not_listen(tmp_path: Path) -> None:
+async def test_workers_that_do_not_listen_are_ended(tmp_path: Path) -> None:
     deaf = PATIENT.replace("lambda *_: sys.exit(int(sys.argv[2]))", "signal.SIG_IGN")
     crew = Workers([sys.executable, "-c", deaf, str(tmp_path)])
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         group.create_task(crew.keep_alive(1))
         await until(lambda: len(pids(tmp_path)) == 1)
         crew.stop()
-        crew.stop()
+        crew.kill()
     assert not crew.ended_well
 
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from onward import App, Client, Message, Reject, Retry, connect
+from onward.client import signals
 from onward.client.app_run import AppRun
 from onward.client.delivery import Delivery
 from onward.client.groups import DeadLetterDescription
@@ -495,6 +496,27 @@ async def test_a_signal_stops_gracefully(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+async def test_one_wish_that_is_sent_twice_is_one_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAME_S", 3_600.0)
+    app, done = App("memory:"), []
+
+    @app.on_start
+    async def begin() -> None:
+        await app.publish("orders", b"x")
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: bytes) -> None:
+        assert app._run is not None
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await app._run.ended()
+        done.append(body)
+
+    async with asyncio.timeout(WAIT_S):
+        await app.run()
+    assert done == [b"x"]
+
+
 async def test_a_second_signal_waits_for_nobody() -> None:
     app, was_cancelled = App("memory:"), []
 
@@ -504,12 +526,10 @@ async def test_a_second_signal_waits_for_nobody() -> None:
 
     @app.consumer("orders", group="billing")
     async def charge(body: bytes) -> None:
-        assert app._run is not None
-        os.kill(os.getpid(), signal.SIGTERM)
-        await app._run.ended()
-        os.kill(os.getpid(), signal.SIGTERM)
         try:
-            await asyncio.Event().wait()
+            while True:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             was_cancelled.append(True)
             raise

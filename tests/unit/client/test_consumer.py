@@ -598,10 +598,45 @@ async def test_a_consumer_that_stops_takes_nothing_more_but_can_finish_what_it_h
             assert {one.attempt for one in found} == {1}
             await asyncio.gather(*[one.ack() for one in [*taken, *found]])
         assert await consumer.take() == []
+        with pytest.raises(InvalidRequest, match="stopped"):
+            await consumer.join()
         assert [one.name for one in members(cable)] == ["ann"]
         await consumer.aclose()
         assert members(cable) == []
         assert (await client.group("g")).backlog == 0
+
+
+async def test_what_still_comes_after_a_stop_goes_back_at_once() -> None:
+    async with (
+        calling() as (client, cable, _),
+        client.consume("orders", group="g", member="ann", credit=10) as ann,
+    ):
+        taking = asyncio.ensure_future(ann.take())
+        await client.status()
+        ann.stop()
+        await give_late_credit(client, cable)
+        await client.publish("orders", b"a")
+        async with client.consume("orders", group="g", member="bob") as bob:
+            (one,) = await fetch(bob, 1)
+            assert (one.member, one.attempt) == ("bob", 1)
+        assert await taking == []
+
+
+async def test_what_is_wanted_while_joining_is_asked_for() -> None:
+    async with calling() as (client, _, commit):
+        await client.publish("orders", b"a")
+        commit.is_holding = True
+        consumer = client.consume("orders", group="g")
+        joining = asyncio.ensure_future(consumer.join())
+        await turns(100)
+        assert not joining.done()
+        taking = asyncio.ensure_future(consumer.take())
+        await turns(100)
+        commit.release()
+        (one,) = await asyncio.wait_for(taking, PATIENCE_S)
+        assert one.body == b"a"
+        await joining
+        await consumer.aclose()
 
 
 async def test_a_consumer_stops_also_while_its_broker_is_away() -> None:

@@ -97,6 +97,31 @@ async def test_a_position_is_stored_while_the_member_is_at_work(tmp_path: Path) 
         assert PositionFile(path, group="prices").load() == {"ticks": 2}
 
 
+async def test_a_position_whose_answer_was_lost_is_stored_again() -> None:
+    async with calling() as (client, cable, commit):
+        consumer = broadcast(client, member="a")
+        await consumer.join()
+        await client.publish_many("ticks", ["1", "2"])
+        one, two = await fetch(consumer, 2)
+        await one.ack()
+        following = consumer._following
+        assert following is not None
+        commit.is_holding = True
+        following._store()
+        await turns()
+        assert following._storing is not None
+        cable.cut()
+        await until(lambda: following._storing is None)
+        commit.release()
+        await two.ack()
+        await client._keeper().connected(timeout_s=PATIENCE_S)
+        taking = asyncio.ensure_future(consumer.take())
+        await until(lambda: consumer.is_joined)
+        await consumer.aclose()
+        assert await taking == []
+        assert (await client.group("prices")).positions == {"a": {"ticks": 2}}
+
+
 async def test_a_position_that_a_topic_does_not_have_leads_back_into_it(tmp_path: Path) -> None:
     path = tmp_path / "position.json"
     PositionFile(path, group="prices").write({"ticks": 1_000})

@@ -216,6 +216,8 @@ def test_a_test_without_a_loop_has_the_same_calls() -> None:
         assert k.outcome("orders/1")["billing"].attempt == 2
         assert k.deliver("orders", {"amount": -1})["billing"].did == "dead"
         assert [letter.offset for letter in k.dead("orders", group="billing")] == [2]
+        assert k.mq.topic("orders").messages == 3
+        assert k.clock.now_ms() == k.mq.group("billing").created_at_ms + 10_000
 
 
 def test_a_test_without_a_loop_is_told_what_ended_the_app() -> None:

@@ -1,6 +1,7 @@
 """`onward run`: an App as a program, in this process or in several that are started again.
 
-With `--workers` this process only keeps the others alive (`workers`).
+With `--workers` this process only keeps the others alive (`workers`). The module is not called
+`run`: that is the name of a function of its package.
 
     exit 0    stopped by SIGTERM or ctrl-C: functions have ended, their acks are durable
     exit 2    there is no such module or App        3    no broker answers

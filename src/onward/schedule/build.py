@@ -1,0 +1,165 @@
+"""Building a run: batches of `@schedule`, as they came, become one file sorted by time.
+
+A stretch of up to 65,536 messages or 32 MiB is sorted in memory. What is longer is cut into such
+stretches, each becomes a run of its own aside, and these are merged: memory stays the same. The
+cost is per column, not per message: decode, sort the rows' places once, gather, join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from onward.errors import ProtocolError
+from onward.log.disk import Buffer, Disk
+from onward.message.batch import RAW_BYTES_MAX, decode_batch
+from onward.message.columns import Column
+from onward.message.batch import read_header
+from onward.schedule.blocks import hash_of
+from onward.schedule.gone import Gone
+from onward.schedule.merge import merge_runs
+from onward.schedule.record import Records, records_of
+from onward.schedule.run import Run
+from onward.schedule.writer import RunSummary, RunWriter
+
+STRETCH_ROWS_MAX: Final = 65_536
+STRETCH_BYTES_MAX: Final = 32 * 1024 * 1024
+
+ScheduledBatch = tuple[int, int, Buffer]
+"""(number of its first message, time of its entry, the bytes of the batch)."""
+
+
+def build_run(
+    disk: Disk,
+    path: str,
+    batches: Iterable[ScheduledBatch],
+    *,
+    gone: Gone,
+    stretch_rows_max: int = STRETCH_ROWS_MAX,
+    stretch_bytes_max: int = STRETCH_BYTES_MAX,
+) -> RunSummary:
+    """Write the messages of `batches`, in the order of their numbers, to a run at `path`.
+
+    >>> from onward.log.memory_disk import MemoryDisk
+    >>> from onward.message.batch import encode_batch
+    >>> disk = MemoryDisk()
+    >>> batch = encode_batch([b"later", b"soon"], due_at_ms=[90, 50], topics=["a", "a"])
+    >>> build_run(disk, "run", [(7, 10, batch)], gone=Gone()).rows
+    2
+    >>> Run.open(disk, "run").records(0, 2).bodies
+    [b'soon', b'later']
+    """
+    build = _Build(disk, path, gone)
+    try:
+        for first_number, time_ms, batch in batches:
+            build.add(first_number, time_ms, batch)
+            if build.rows >= stretch_rows_max or build.bytes >= stretch_bytes_max:
+                build.put_aside()
+        return build.finish()
+    finally:
+        build.clean()
+
+
+class _Build:
+    """One build under way: a stretch in memory, and those before it in files aside."""
+
+    def __init__(self, disk: Disk, path: str, gone: Gone) -> None:
+        self.bytes = 0
+        self._disk = disk
+        self._path = path
+        self._gone = gone
+        self._stretch = Records.empty()
+        self._aside: list[str] = []
+        self._start = 0
+        self._end = 0
+        self._gone_count = 0
+        self._left_out = 0
+
+    @property
+    def rows(self) -> int:
+        return self._stretch.count
+
+    def add(self, first_number: int, time_ms: int, packed: Buffer) -> None:
+        if not self._end:
+            self._start = self._end = first_number
+        if first_number < self._end:
+            raise ValueError(f"batch {first_number} comes behind number {self._end}")
+        records = Records.empty()
+        count = 0
+        # A batch that cannot be decoded was refused when it came; one that got in stops nobody.
+        with suppress(ProtocolError):
+            count = read_header(packed, 0, len(packed)).count
+            batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
+            records = records_of(batch, first_number=first_number, time_ms=time_ms)
+        self._end = first_number + count
+        self._left_out += count - records.count
+        kept = self._gone.kept(records.numbers, records.at_ms, records.topics)
+        if kept is not None:
+            self._gone_count += records.count - len(kept)
+            records = records.select(kept)
+        self._stretch.extend(records)
+        self.bytes += len(packed)
+
+    def put_aside(self) -> None:
+        """Write the stretch to a file of its own, which only this build knows."""
+        path = f"{self._path}.{len(self._aside)}.tmp"
+        self._aside.append(path)
+        self._write(path)
+
+    def finish(self) -> RunSummary:
+        paths: tuple[str, ...] = ()
+        rows = size = 0
+        if not self._aside and self._stretch.count:
+            paths, rows, size = (self._path,), self._stretch.count, self._write(self._path)
+        elif self._aside:
+            if self._stretch.count:
+                self.put_aside()
+            merged = self._merge()
+            paths, rows, size = merged.paths, merged.rows, merged.bytes
+        return RunSummary(
+            self._start, self._end, paths, rows, size, self._gone_count, self._left_out
+        )
+
+    def clean(self) -> None:
+        for path in self._aside:
+            self._disk.remove(path)
+
+    def _merge(self) -> RunSummary:
+        runs = [Run.open(self._disk, path) for path in self._aside]
+        try:
+            return merge_runs(self._disk, self._path, runs, gone=Gone())
+        finally:
+            for run in runs:
+                run.close()
+
+    def _write(self, path: str) -> int:
+        records, self._stretch, self.bytes = self._stretch, Records.empty(), 0
+        writer = RunWriter(self._disk, path)
+        try:
+            numbers = list(zip(records.numbers, records.at_ms, records.topics, strict=True))
+            uniques = _unique_rows(records)
+            writer.add(_sorted(records))
+            writer.add_numbers(numbers)
+            if uniques:
+                writer.add_uniques(uniques)
+            return writer.finish(start=self._start, end=self._end)
+        finally:
+            writer.abandon()
+
+
+def _sorted(records: Records) -> Records:
+    """Sort by time; they are in the order of their numbers, and sorting is stable."""
+    return records.select(sorted(range(records.count), key=records.at_ms.__getitem__))
+
+
+def _unique_rows(records: Records) -> list[tuple[int, int, int, str]]:
+    uniques = records.optional.get(Column.UNIQUES)
+    if uniques is None:
+        return []
+    rows = zip(uniques, records.numbers, records.at_ms, records.topics, strict=True)
+    return sorted(
+        (hash_of(unique), number, at_ms, topic)
+        for unique, number, at_ms, topic in rows
+        if unique is not None
+    )
