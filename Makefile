@@ -1,7 +1,7 @@
 # Everything a person or a machine does with this repository, one word each.
 # `make test` and `make demo` need nothing before them: they build .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench demo test check format bench sim sim-long clean
+.PHONY: help setup setup-bench demo test check format bench sim sim-long torture clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -12,6 +12,7 @@ BENCH_STAMP := $(VENV)/.setup-bench-stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SEED ?= 1
 SIM_LONG_RUNS ?= 3000
+TORTURE_MESSAGES ?= 50000
 # Which benchmark to run, and its options: make bench BENCH="publish-sync --json"
 BENCH ?=
 
@@ -41,8 +42,9 @@ $(STAMP): pyproject.toml
 setup-bench: $(BENCH_STAMP)  ## install the brokers and clients that `make bench` compares with
 
 $(BENCH_STAMP): $(STAMP)
-	@for server in redis-server nats-server beanstalkd; do \
+	@for server in redis-server nats-server beanstalkd postgresql; do \
 		command -v $$server >/dev/null && continue; \
+		test $$server = postgresql && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && continue; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$server || \
 				{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$server; } || \
@@ -75,6 +77,10 @@ sim: setup  ## run the simulation from one seed: make sim SEED=7
 
 sim-long: setup  ## run the simulation from many seeds, from SEED on; stops at the first that fails
 	@ONWARD_SIM_SEED=$(SEED)-$$(($(SEED) + $(SIM_LONG_RUNS) - 1)) $(BIN)/pytest -q -x tests/sim/test_seeds.py
+
+torture: setup  ## 200,000 deliveries while consumers and the broker are killed: make torture SEED=7
+	@ONWARD_TORTURE_SEED=$(SEED) ONWARD_TORTURE_MESSAGES=$(TORTURE_MESSAGES) \
+		$(BIN)/pytest -q tests/e2e/test_torture_groups.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -125,6 +125,22 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 16 << 20
 
 
+class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What may wait for its time, and how a clock that jumps is taken."""
+
+    ahead_ms_max: Annotated[
+        int,
+        Meta(ge=1_000, description="How far ahead a message may be scheduled; farther is refused."),
+    ] = 3_653 * 86_400_000
+    jump_hold_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Time after which a clock that jumped forward is believed at the latest.",
+        ),
+    ] = 3_600_000
+
+
 class Token(msgspec.Struct, frozen=True):
     """Who may connect, and the secret that proves it; the secret is not shown anywhere."""
 
@@ -162,5 +178,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
     topics: TopicSettings = TopicSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     auth: AuthSettings = AuthSettings()
     sources: dict[str, str] = msgspec.field(default_factory=dict)

@@ -18,6 +18,17 @@ PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
 WITH_PYTHON = [path for path in PAGES if "\n```python\n" in path.read_text(encoding="utf-8")]
 WITH_BROKER = [p for p in WITH_PYTHON if "localhost:7700" in p.read_text(encoding="utf-8")]
 WITHOUT_BROKER = [path for path in WITH_PYTHON if path not in WITH_BROKER]
+SHOP = """\
+import onward
+
+app = onward.App()
+
+
+@app.consumer("orders", group="billing")
+def charge(order: dict[str, int]) -> None:
+    if order["id"] == 9:
+        app.stop()
+"""
 WITH_SETTINGS = [path for path in PAGES if settings_files(path)]
 
 
@@ -48,6 +59,7 @@ def test_the_commands_of_the_readme_work_as_they_stand(shell: Shell, tmp_path: P
 
 def test_the_commands_of_the_guide_print_what_it_says(shell: Shell, tmp_path: Path):
     (tmp_path / "lines.jsonl").write_text('{"id": 8}\n{"id": 9}\n')
+    (tmp_path / "shop.py").write_text(SHOP)
     assert run_console(COMMAND_LINE, shell) > 10
 
 

@@ -24,6 +24,8 @@ from onward.errors import LeaseLost, OutcomeUnknown
 
 BATCH_MAX = 200
 TAKEN_MAX = 50
+WORK_S = 0.01
+"""How long messages are worked on before their ack: mostly a kill comes while some are held."""
 
 
 class Notes:
@@ -46,6 +48,7 @@ async def work_in_batches(consumer: Consumer, notes: Notes) -> None:
     async for batch in consumer.batches():
         deliveries = list(batch.messages())
         notes.write(got(deliveries))
+        await asyncio.sleep(WORK_S)
         try:
             await batch.ack()
         except (LeaseLost, OutcomeUnknown):
@@ -56,6 +59,7 @@ async def work_in_batches(consumer: Consumer, notes: Notes) -> None:
 async def work_on_each(consumer: Consumer, notes: Notes) -> None:
     while deliveries := await consumer.take(TAKEN_MAX):
         notes.write(got(deliveries))
+        await asyncio.sleep(WORK_S)
         answers = await asyncio.gather(*[one.ack() for one in deliveries], return_exceptions=True)
         for one, answer in zip(deliveries, answers, strict=True):
             if answer is None:

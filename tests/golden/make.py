@@ -54,11 +54,23 @@ ALL_COLUMNS: dict[str, Any] = PLAIN | {
     "priorities": [0, 9, 255],
     "tenants": ["acme", "acme", None],
 }
+SCHEDULED: dict[str, Any] = PLAIN | {
+    "due_at_ms": [1_750_000_060_000, None, 2**62],
+    "topics": ["orders", "reminders", "заказы"],
+    "uniques": ["order-7", None, ""],
+    "replaces": [41, -1, None],
+}
+FIRED: dict[str, Any] = PLAIN | {
+    "due_at_ms": [1_750_000_060_000, 1_750_000_060_000, 1_750_000_060_001],
+    "schedule_ids": [41, 2**40, None],
+}
 
 # name -> what encode_batch was called with
 BATCHES: dict[str, dict[str, Any]] = {
     "batch_plain.bin": PLAIN,
     "batch_all_columns.bin": ALL_COLUMNS,
+    "batch_scheduled.bin": SCHEDULED,
+    "batch_fired.bin": FIRED,
     "batch_zstd.bin": ALL_COLUMNS | {"compression": "zstd"},
     "batch_lz4.bin": ALL_COLUMNS | {"compression": "lz4"},
 }

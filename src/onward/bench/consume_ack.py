@@ -4,8 +4,8 @@ The topic is filled before: 1 M messages of 200 bytes; a tenth of it for the pee
 not depend on how many there are. Onward's client takes batches as they come; the ack of one is
 awaited while the next is taken, and the time ends when the last ack is durable. Peers: redis-py,
 which takes 1,000 with XREADGROUP and acks the 1,000 before in the same pipeline (`appendfsync
-always`; with hiredis beside, not in the ratio), and nats-py, which pulls 1,000 and acks each. An ack
-of nats-py is not confirmed, and its server syncs later: it has less to do.
+always`; with hiredis beside, not in the ratio), and nats-py, which pulls 1,000 and acks each. An
+ack of nats-py is not confirmed, and its server syncs later: it has less to do.
 """
 
 import asyncio
@@ -141,9 +141,7 @@ async def _consume_nats(server: Server, expected: int) -> float:
     async with nats_client(server) as stream:
         for start in range(0, expected, PUBLISHED_AT_ONCE):
             some = min(PUBLISHED_AT_ONCE, expected - start)
-            await asyncio.gather(
-                *[stream.publish(STREAM, BODY, timeout=30) for _ in range(some)]
-            )
+            await asyncio.gather(*[stream.publish(STREAM, BODY, timeout=30) for _ in range(some)])
         group = await nats_group(stream, pending_max=20 * TAKEN_MESSAGES)
         started_at = time.perf_counter()
         count = 0

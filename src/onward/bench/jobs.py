@@ -14,7 +14,7 @@ work at a time, and an answer is awaited after that, outside of the 64.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -76,9 +76,12 @@ class Load:
             self.room.release()
 
 
+Opened = Callable[[Server], AbstractAsyncContextManager[System]]
+
+
 def run(options: Options) -> Report:
     """Measure jobs per second."""
-    systems = {
+    systems: dict[str, Opened] = {
         "onward": _onward,
         REDIS_PY: partial(_redis, client=REDIS_PY),
         REDIS_PY_HIREDIS: partial(_redis, client=REDIS_PY_HIREDIS),
@@ -107,9 +110,6 @@ def run(options: Options) -> Report:
     )
 
 
-Opened = Callable[[Server], Any]
-
-
 def _measure(opened: Opened, seconds: float, server: Server) -> float:
     return uvloop.run(_jobs_per_second(opened, server, seconds))
 
@@ -133,8 +133,17 @@ async def each_in_a_slot(
     work: Callable[[], Awaitable[None]],
     ack: Callable[[Any], Awaitable[object]],
 ) -> None:
-    """Work on 64 jobs at a time; the answer to each is awaited outside of the 64."""
+    """Work on 64 jobs at a time; the answer to each is awaited outside of the 64.
+
+    The next jobs are fetched meanwhile, as Onward's client does by itself.
+    """
     slots = asyncio.Semaphore(HANDLERS)
+    fetched: asyncio.Queue[Any] = asyncio.Queue(2 * HANDLERS)
+
+    async def fetch() -> None:
+        async for job in jobs:
+            await fetched.put(job)
+        await fetched.put(None)
 
     async def handle(job: Any) -> None:
         try:
@@ -144,8 +153,9 @@ async def each_in_a_slot(
         await ack(job)
 
     async with asyncio.TaskGroup() as group:
+        group.create_task(fetch())
         await slots.acquire()
-        async for job in jobs:
+        while (job := await fetched.get()) is not None:
             group.create_task(handle(job))
             await slots.acquire()
 
@@ -185,12 +195,13 @@ async def _onward(server: Server) -> AsyncIterator[System]:
 
 
 class _RedisSystem:
-    def __init__(self, redis: Any, line: Pipelined) -> None:
+    def __init__(self, redis: Any, *, publishing: Pipelined, acking: Pipelined) -> None:
         self._redis = redis
-        self._line = line
+        self._publishing = publishing
+        self._acking = acking
 
     async def publish(self) -> object:
-        return await self._line.call("XADD", STREAM, "*", "b", BODY)
+        return await self._publishing.call("XADD", STREAM, "*", "b", BODY)
 
     async def consume(self, load: Load) -> None:
         await self._redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
@@ -205,16 +216,17 @@ class _RedisSystem:
                 yield entry_id
 
     async def _ack(self, entry_id: bytes) -> object:
-        return await self._line.call("XACK", STREAM, GROUP, entry_id)
+        return await self._acking.call("XACK", STREAM, GROUP, entry_id)
 
 
 @asynccontextmanager
 async def _redis(server: Server, *, client: str) -> AsyncIterator[System]:
     async with redis_client(server, client) as redis, asyncio.TaskGroup() as group:
-        line = Pipelined(redis)
-        carrying = group.create_task(line.run())
-        yield _RedisSystem(redis, line)
-        carrying.cancel()
+        publishing, acking = Pipelined(redis), Pipelined(redis)
+        carrying = [group.create_task(line.run()) for line in (publishing, acking)]
+        yield _RedisSystem(redis, publishing=publishing, acking=acking)
+        for task in carrying:
+            task.cancel()
 
 
 # --- postgresql --------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ from onward.broker.intake import Intake
 from onward.broker.producers import WINDOW, Producers
 from onward.broker.publish import TRACE_TOPIC, Publishing
 from onward.broker.publishers import Publishers
+from onward.broker.recurring_runs import PREFIX as RECURRING
 from onward.broker.requests import Requests
+from onward.broker.scheduling import Scheduling
 from onward.broker.session import Session
 from onward.clock import Clock, SystemClock
 from onward.delivery.group import Groups
@@ -45,6 +47,8 @@ from onward.log.recovery import Apply, Opened, open_log
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.entry import Entry, Kind
 from onward.protocol.receiver import SHARED_BYTES
+from onward.schedule.recurring import Recurring
+from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
 from onward.settings import Settings
 from onward.version import __version__
 
@@ -62,6 +66,7 @@ class SavedState(msgspec.Struct, frozen=True):
     producers: bytes
     groups: bytes = b""
     publishers: bytes = b""
+    schedule: bytes = b""
 
 
 class Broker:
@@ -118,6 +123,8 @@ class Broker:
             create_on_use=self.publishing.create_on_use,
         )  # fmt: skip
         self.consuming = Consuming(self, folded.groups)
+        self.scheduling = Scheduling(self, folded.schedule)
+        self.publishing.scheduling = self.scheduling
         self.requests = Requests(self)
         self.housekeeping = Housekeeping(
             self, opened=opened, in_thread=self.in_thread, in_sync_thread=self._in_sync_thread
@@ -260,6 +267,7 @@ class Broker:
             "groups": len(self.consuming.groups.by_name),
             "members": sum(len(crew.members) for crew in self.consuming.crews.values()),
             "delivered": self.consuming.delivered_count,
+            **self.scheduling.status(),
             "checkpoints": self.housekeeping.checkpoint_count,
         }
 
@@ -269,6 +277,7 @@ class Broker:
             SavedState(
                 self.node, self.catalogue.save(), self.producers.save(),
                 self.consuming.groups.save(), self.publishers.save(),
+                self.scheduling.state.save(),
             )
         )  # fmt: skip
 
@@ -305,6 +314,7 @@ class Broker:
         self.publishing.is_stopping = True
         if self.failure is None:
             await self._drain()
+        await self.scheduling.stop()
         self.publishing.close()
         for session in list(self.sessions):
             session.goodbye(Stopping("the broker is stopping"))
@@ -336,6 +346,7 @@ class _Folding:
         self.producers = Producers()
         self.groups = Groups()
         self.publishers = Publishers()
+        self.schedule = ScheduleState()
         self.entry_count = 0
 
     def load(self, saved: bytes) -> Apply:
@@ -348,6 +359,7 @@ class _Folding:
             if state.groups:
                 self.groups.load(state.groups)
             self.publishers = Publishers.load(state.publishers)
+            self.schedule = ScheduleState.load(state.schedule)
         return self._apply
 
     def _apply(self, entry: Entry, body: memoryview) -> None:
@@ -358,10 +370,35 @@ class _Folding:
             self.groups.change(msgspec.json.decode(body, type=GroupRecord))
         elif entry.kind == Kind.TOPIC_DELETED:
             self.groups.drop_topic(msgspec.json.decode(body, type=TopicEnding).name)
+        elif entry.kind == Kind.RECURRING_CHANGED:
+            self.schedule.change_recurring(msgspec.json.decode(body, type=Recurring))
         elif entry.kind == Kind.MESSAGES:
-            trace = self.catalogue.by_name.get(TRACE_TOPIC)
-            if trace is not None and trace.number == entry.topic:
+            topic = self.catalogue.by_number.get(entry.topic)
+            name = "" if topic is None else topic.name
+            if name == TRACE_TOPIC:
                 self._apply_rows(body)
+            elif name == SCHEDULE_TOPIC:
+                self._apply_scheduled(body)
+            elif topic is not None:
+                self._apply_fired(name, body)
+
+    def _apply_scheduled(self, body: memoryview) -> None:
+        for start, _ in batches_of(body, 0, len(body)):
+            batch = decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX)
+            self.schedule.replace([one for one in batch.replaces or () if one is not None])
+            for unique, due_at_ms in zip(batch.uniques or (), batch.due_at_ms or (), strict=False):
+                if unique is not None and unique.startswith(RECURRING) and due_at_ms is not None:
+                    self.schedule.last_runs[unique[len(RECURRING) :]] = due_at_ms
+
+    def _apply_fired(self, topic: str, body: memoryview) -> None:
+        for start, header in batches_of(body, 0, len(body)):
+            if header.producer_id == FIRED:
+                ids = decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX).schedule_ids
+                number = ids[-1] if ids else None
+                if number is not None:
+                    self.schedule.fired(
+                        topic, step=header.sequence, at_ms=header.time_ms, number=number
+                    )
 
     def _apply_rows(self, body: memoryview) -> None:
         for start, _ in batches_of(body, 0, len(body)):
@@ -369,6 +406,8 @@ class _Folding:
                 row = decode_row(one)
                 self.groups.apply(row)
                 self.publishers.apply(row)
+                if row.did == "cancelled":
+                    self.schedule.cancel(row.ranges)
 
 
 async def _run(executor: Executor | None, work: Callable[[], T]) -> T:

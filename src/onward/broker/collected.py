@@ -15,6 +15,7 @@ from onward.broker.catalogue import Topic, TopicEnding, TopicRecord
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError
 from onward.message.entry import Kind
+from onward.schedule.recurring import Recurring
 
 if TYPE_CHECKING:
     from onward.broker.publish import Publish
@@ -27,14 +28,14 @@ Staged = tuple[Topic, list["Publish"]]
 
 
 class Change:
-    """A change of a topic or a group on its way to the disk."""
+    """A change of a topic, a group or a recurring schedule on its way to the disk."""
 
     __slots__ = ("body", "done", "kind")
 
     def __init__(
         self,
         kind: Kind,
-        body: TopicRecord | TopicEnding | GroupRecord,
+        body: TopicRecord | TopicEnding | GroupRecord | Recurring,
         *,
         done: Callable[[OnwardError | None], None],
     ) -> None:
@@ -53,7 +54,7 @@ class Collected:
 
     __slots__ = (
         "bytes", "count", "created", "later", "publishes", "rows", "rows_entries", "staged", "sync",
-        "trace_created",
+        "time_ms", "trace_created",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -70,6 +71,8 @@ class Collected:
         self.bytes = 0
         self.count = 0
         self.sync = False
+        self.time_ms = 0
+        """The time of its entries, once it has begun."""
 
     def __bool__(self) -> bool:
         return bool(self.publishes or self.created or self.rows or self.later)

@@ -46,6 +46,7 @@ logger = logging.getLogger("onward.consume")
 
 COLD_BYTES_MAX = 64 << 20
 """How much may be read from the disk for members at the same time."""
+LEASES_PER_MEMBER_MAX = 10_000
 NO_ROOM_S = 0.05
 UNREADABLE_S = 1.0
 LATE_S_MIN = 1.0
@@ -198,9 +199,15 @@ class Consuming:
     def resume(self, session: Session) -> None:
         """The socket of this session takes bytes again."""
         for member in self._of_session.get(session, {}).values():
-            if member.is_waiting:
-                member.crew.go_on(member)
-                self.serve_soon(member.crew)
+            self.go_on(member)
+
+    def go_on(self, member: Member) -> None:
+        """Serve a member again that was left out, if nothing speaks against it any more."""
+        if not member.is_waiting or not member.session.writable:
+            return
+        if member.crew.leases.held_by(member.name) < LEASES_PER_MEMBER_MAX:
+            member.crew.go_on(member)
+            self.serve_soon(member.crew)
 
     def forget(self, session: Session) -> None:
         """A connection is gone: what its members held counts as an attempt, and comes again."""
@@ -353,6 +360,10 @@ class Consuming:
             if turn is None:
                 continue
             member, limit = turn
+            if crew.leases.held_by(member.name) >= LEASES_PER_MEMBER_MAX:
+                # It takes and never settles: it gets more when it does, or its leases run out.
+                crew.pause(member)
+                return True
             ranges = source.take(limit)
             if not ranges:
                 return False
@@ -555,6 +566,8 @@ class Consuming:
             was_full = share is not None and share.is_full
             self.groups.apply(row)
             self._broker.publishers.apply(row)
+            if row.did == "cancelled":
+                self._broker.scheduling.state.cancel(row.ranges)
             crew = self.crews.get(row.group)
             if crew is None:
                 continue
@@ -624,4 +637,6 @@ class Consuming:
         for lease in crew.leases.expire(self._broker.clock.monotonic_ms()):
             crew.expired_count += 1
             self.settling.lose(crew, lease, "expired")
+            if (member := crew.members.get(lease.member)) is not None:
+                self.go_on(member)
         self._serve(crew)

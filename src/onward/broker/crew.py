@@ -45,7 +45,7 @@ class Member:
         self.state: Literal["active", "standby"] = "active"
         self.joined_at_ms = joined_at_ms
         self.is_waiting = False
-        """Its socket takes nothing now: it is out of its line until it does."""
+        """Its socket takes nothing now, or it holds too much: it is out of its line until then."""
         self.delivered = self.acked = self.retried = self.expired = 0
 
     @property

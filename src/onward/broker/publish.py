@@ -30,6 +30,7 @@ from onward.delivery.trace import encode_rows
 from onward.errors import (
     DiskFull,
     Forbidden,
+    InvalidName,
     InvalidRequest,
     MessageTooLarge,
     OnwardError,
@@ -46,10 +47,14 @@ from onward.message.entry import Draft, Entry, Kind
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind as FrameKind
 from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
+from onward.schedule.state import SCHEDULE_TOPIC
 from onward.settings import Settings
 
 if TYPE_CHECKING:
+    from onward.broker.inside import Inside, Receipt
+    from onward.broker.scheduling import Scheduling
     from onward.broker.session import Session
+    from onward.schedule.recurring import Recurring
 
 RETRY_AFTER_MS: Final = 100
 CROWD_WAIT_S: Final = 0.002
@@ -61,11 +66,12 @@ ROUTES_MAX: Final = 131_072
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
 TRACE_TOPIC: Final = "@trace"
+_SCHEDULE: Final = Topic(TopicRecord(number=0, name=SCHEDULE_TOPIC))
 _DISK: Final = int(Durability.DISK)
 _PUBLISHED: Final = int(FrameKind.PUBLISHED)
 
 
-Publish = tuple["Session", int, Buffer, int, int, int, int]
+Publish = tuple["Session | Inside", int, Buffer, int, int, int, int]
 """A batch on its way: session, request id, batch, count, producer id, sequence, durability asked.
 
 A plain tuple: one is made for each frame, and it is the cheapest thing that holds seven values.
@@ -113,6 +119,9 @@ class Publishing:
         self._is_closed = False
         self.published_count = 0
         self.commit_count = 0
+        self.time_ms_min = 0
+        """No entry from now on has an earlier time: what was due until then has been taken."""
+        self.scheduling: Scheduling | None = None
 
     # --- accept ------------------------------------------------------------------------------
 
@@ -134,7 +143,13 @@ class Publishing:
                 self._check_size(topic, payload, start, header, limit)
             if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
                 self._check_load(session, sequence)
-            if not topic.number:
+            batch = (
+                payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
+            )
+            if topic.name == SCHEDULE_TOPIC:
+                assert self.scheduling is not None, "who publishes is connected to a whole broker"
+                scheduled = self.scheduling.intake.check(batch)
+            elif not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
                 self._keep_route(payload[:start], (topic, durability, start))
         except OnwardError as error:
@@ -145,13 +160,48 @@ class Publishing:
             if producer_id not in self._producers.windows:
                 self._note_publisher(session, producer_id)
             self._producers.begin(producer_id, sequence)
-        batch = payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
-        publish = session, request_id, batch, header.count, producer_id, sequence, durability
-        self.collect(topic, [publish], header.length, durability)
         session.unanswered_bytes += header.length
+        publish = session, request_id, batch, header.count, producer_id, sequence, durability
+        if topic.name == SCHEDULE_TOPIC:
+            assert self.scheduling is not None
+            self.scheduling.intake.take(publish, scheduled)
+        else:
+            self.accept(topic, publish, durability)
         if session.unanswered_bytes > self.connection_bytes_max:
             session.keep_reading()
+
+    def accept(self, topic: Topic, publish: Publish, durability: int) -> None:
+        """Take a publish that was checked and begun into the next commit."""
+        self.collect(topic, [publish], len(publish[2]), durability)
         self.commit_when_due()
+
+    def reject(self, publish: Publish, error: OnwardError) -> None:
+        """Answer a publish that was begun and cannot be stored."""
+        session, request_id, batch, _, producer_id, sequence, _ = publish
+        self._producers.give_up(producer_id, sequence)
+        if self.scheduling is not None:
+            self.scheduling.intake.forget(batch)
+        session.unanswered_bytes -= len(batch)
+        session.keep_reading()
+        session.refuse(request_id, error)
+        for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
+            waiter.repeats_waiting -= 1
+            waiter.refuse(waiter_id, error)
+
+    def publish_inside(
+        self, inside: Inside, topic: Topic, batch: bytes, *, count: int, producer_id: int,
+        sequence: int, done: Receipt,
+    ) -> None:  # fmt: skip
+        """Publish a batch of the broker itself; it is written with the next commit."""
+        publish = (inside, inside.expect(done), batch, count, producer_id, sequence, _DISK)
+        inside.unanswered_bytes += len(batch)
+        self.collect(topic, [publish], len(batch), _DISK)
+        self._commit_soon()
+
+    @property
+    def under_way_ms(self) -> int | None:
+        """Return the time of the entries that are on their way to the disk now."""
+        return None if self._under_way is None else self._under_way.time_ms
 
     def _note_publisher(self, session: Session, producer_id: int) -> None:
         """Let the trace say who a new producer is, with the commit of its first batch."""
@@ -178,6 +228,15 @@ class Publishing:
         route = self.routes.get(front if type(front) is bytes else bytes(front))
         if route is None:
             asked, name, start = decode_publish(payload)
+            if name == SCHEDULE_TOPIC:
+                # Not kept: each batch to it is looked at.
+                return (
+                    self._catalogue.by_name.get(name) or _SCHEDULE,
+                    self._durability(asked),
+                    start,
+                )
+            if name.startswith("@"):
+                raise InvalidName(f"topic {name!r} belongs to the system: nobody publishes to it")
             durability = self._durability(asked)
             topic = self._catalogue.by_name.get(name)
             if topic is None or not topic.is_open:
@@ -377,6 +436,17 @@ class Publishing:
         self._collected.sync = True
         self._commit_soon()
 
+    def change_recurring(
+        self, record: Recurring, *, done: Callable[[OnwardError | None], None]
+    ) -> None:
+        """Create, change or delete a recurring schedule."""
+        if self._is_closed:
+            self._loop.call_soon(done, Stopping("the broker is stopping"))
+            return
+        self._collected.later.append(Change(Kind.RECURRING_CHANGED, record, done=done))
+        self._collected.sync = True
+        self._commit_soon()
+
     def record(
         self, rows: Callable[[], list[bytes]], *, done: Callable[[OnwardError | None], None]
     ) -> None:
@@ -437,7 +507,8 @@ class Publishing:
         )
 
     def _drafts(self, collected: Collected) -> list[Draft]:
-        now_ms = max(self._clock.now_ms(), self._log.tail.last_time_ms)
+        now_ms = max(self._clock.now_ms(), self._log.tail.last_time_ms, self.time_ms_min)
+        collected.time_ms = now_ms
         drafts = [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.created]
         kind, new_tuple = Kind.MESSAGES, tuple.__new__
         for topic, publishes in collected.split():
@@ -510,9 +581,10 @@ class Publishing:
         entries = iter(write.entries)
         for change in collected.created:
             self._apply(change, next(entries))
-        self._answer(
-            collected.staged, list(islice(entries, len(collected.staged))), is_synced=collected.sync
-        )
+        messages = list(islice(entries, len(collected.staged)))
+        self._answer(collected.staged, messages, is_synced=collected.sync)
+        if self.scheduling is not None:
+            self.scheduling.stored(collected.staged, messages)
         if collected.rows:
             self._succeed_rows(collected, entries)
         for change in collected.later:
@@ -601,14 +673,8 @@ class Publishing:
     def _refuse_collected(self, collected: Collected, error: OnwardError) -> None:
         for topic, publishes in collected.publishes.items():
             topic.staged_offset = topic.next_offset
-            for session, request_id, batch, _, producer_id, sequence, _ in publishes:
-                self._producers.give_up(producer_id, sequence)
-                session.unanswered_bytes -= len(batch)
-                session.keep_reading()
-                session.refuse(request_id, error)
-                for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
-                    waiter.repeats_waiting -= 1
-                    waiter.refuse(waiter_id, error)
+            for publish in publishes:
+                self.reject(publish, error)
         self.routes.clear()
         if collected.trace_created is not None:
             collected.trace_created.done(error)

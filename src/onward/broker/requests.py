@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from onward.broker.catalogue import Rule, Topic, TopicEnding, TopicRecord
 from onward.broker.group_requests import GroupRequests
 from onward.broker.replies import Operation, reply, reply_when_done
+from onward.broker.schedule_requests import ScheduleRequests
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
 from onward.message.names import check_topic_name
 from onward.protocol.payloads import decode_fields, decode_request
@@ -83,6 +84,7 @@ class Requests:
             "topic.describe": self._describe,
             "topic.list": self._list,
             "status": self._status,
+            **ScheduleRequests(broker).operations,
             **GroupRequests(broker).operations,
         }
 

@@ -71,6 +71,8 @@ class Settling:
                 timed.setdefault(lease.topic, []).extend(
                     [(first, last, took_ms) for first, last in held]
                 )
+        if member.is_waiting:
+            self._consuming.go_on(member)
         for topic, ranges in timed.items():
             member.acked += sum([end - start for start, end, _ in ranges])
             self._consuming.outcomes.ack(member.crew.group.record.name, topic, member.name, ranges)
@@ -94,6 +96,7 @@ class Settling:
         if traces:
             self._consuming.outcomes.add(traces)
         if member is not None:
+            self._consuming.go_on(member)
             self._consuming.set_alarm(member.crew)
         self._answer(session, request_id, refused, has_rows=bool(traces))
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "read": "Read the messages of a topic, and follow it live.",
     "topics": "List, create, show, change and delete topics.",
     "consume": "Consume topics as a member of a group: each message is shown, then acked.",
-    "run": "Run the consumers of an App, in one or more processes.",
+    "run": "Run the consumers of an App.",
     "groups": "List the groups: how far they are, who is there, what waits and what is dead.",
     "group": "Show, create, change, pause, move and delete one group.",
     "dead": "List, redrive, export and purge the dead letters of a group.",

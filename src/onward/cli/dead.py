@@ -14,7 +14,7 @@ import click
 import onward
 from onward.cli.group import Which, dry_run_option, yes_option
 from onward.cli.options import json_option
-from onward.cli.output import print_json, print_line, print_rows
+from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import WHICH, Connect, client_options, confirm
 from onward.cli.read import as_record
 from onward.client.groups import DeadLetterDescription
@@ -136,12 +136,13 @@ def _settle(
     with connect() as mq:
         count = _count(mq, verb, group, ids, topic, text, dry_run=True)
         if not dry_run and count:
-            confirm(f"{verb} {count:,} dead letters of group {group!r}?", yes=yes)
+            confirm(f"{verb} {counted(count, 'dead letter')} of group {group!r}?", yes=yes)
             count = _count(mq, verb, group, ids, topic, text, dry_run=False)
     if as_json:
         print_json({"group": group, "count": count, "dry_run": dry_run})
     else:
-        print_line(f"{count:,} dead letters {'would be' if dry_run else 'were'} {done}")
+        said = "would be " if dry_run else ""
+        print_line(f"{counted(count, 'dead letter')} {said}{done}")
 
 
 def _count(

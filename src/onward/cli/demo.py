@@ -2,6 +2,7 @@
 
     1   a broker inside this process (`file:`), in a folder that is removed afterwards
     2   a real broker: `onward serve` as a process of its own, killed with SIGKILL and started again
+    3   a group on it: two members share the work, one message fails, dies, is redriven, explained
 
 Each line says what was done and what came of it. What does not come as promised ends the demo with
 exit 1. Nothing is left behind: no process, no file.
@@ -40,6 +41,8 @@ MANY = 100_000
 BATCH = 1_000
 BODY = b'{"kind":"reading","sensor":"north-7","celsius":21.25}'
 START_S_MAX = 20.0
+BAD = 3
+"""The offset of the invoice that fails."""
 
 
 @click.command()
@@ -121,11 +124,14 @@ async def _lifetime(mq: onward.Client) -> None:
 
 async def _with_served(folder: str) -> None:
     with _serve(folder, port=0) as (process, port):
-        async with onward.connect(f"localhost:{port}", timeout="20s") as mq:
+        async with onward.connect(f"localhost:{port}", name="demo", timeout="20s") as mq:
             _check(True, f"started as process {process.pid} on port {port}")
             await _publish_many(mq)
             await _read_back(mq)
             await asyncio.to_thread(_repeat, port)
+            _heading("a group on it: members share the work")
+            await _share_work(mq)
+            _heading("the broker dies")
             await _survive(mq, process, folder, port)
 
 
@@ -214,6 +220,7 @@ async def _survive(
             print_line(f"  - started it again as process {new.pid}: ready after {ready_ms:.0f} ms")
             await publishing
             await _count(mq, answers)
+            await _redrive(mq)
 
 
 async def _count(mq: onward.Client, answers: list[onward.Receipt]) -> None:
@@ -229,6 +236,79 @@ async def _count(mq: onward.Client, answers: list[onward.Receipt]) -> None:
         readings.messages == MANY + 1 and payments.messages == 1,
         f"all {readings.messages:,} readings and the 1 payment are still there",
     )
+
+
+# --- the group ----------------------------------------------------------------------------------
+
+
+async def _share_work(mq: onward.Client) -> None:
+    """Let two members of one group take turns; one invoice fails as often as it may."""
+    await mq.publish_many("invoices", [f"invoice {number}" for number in range(6)])
+    await mq.create_group("audit", "invoices")
+    audited = await _settle(mq, "audit", ["carl"])
+    await mq.create_group("billing", "invoices", retry="20ms,40ms")
+    taken = await _settle(mq, "billing", ["ann", "bob"])
+    acked = sorted(offset for offset, attempt in taken if offset != BAD)
+    _check(
+        acked == [0, 1, 2, 4, 5], "group billing: ann and bob share 6 invoices, and acked 5 of them"
+    )
+    attempts = [attempt for offset, attempt in taken if offset == BAD]
+    _check(
+        attempts == [1, 2, 3],
+        f"invoices/{BAD} failed, was retried after 20 ms and 40 ms, and failed again",
+    )
+    letters = [letter async for letter in mq.dead_letters("billing")]
+    _check(
+        [(letter.offset, letter.cause) for letter in letters] == [(BAD, "the bank is closed")]
+        and len(audited) == 6,
+        f"so it is a dead letter of billing: {letters[0].cause!r}; group audit has acked all 6",
+    )
+
+
+async def _settle(mq: onward.Client, group: str, names: list[str]) -> list[tuple[int, int]]:
+    """Work until nothing is left; return the offset and the attempt of all that was delivered."""
+    taken: list[tuple[int, int]] = []
+    async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(mq.consume("invoices", group=group, member=name))
+            for name in names
+        ]
+        while (await mq.group(group)).backlog:
+            for member in members:
+                for delivery in await member.fetch(1, wait="20ms"):
+                    taken.append((delivery.offset, delivery.attempt))
+                    if group == "billing" and delivery.offset == BAD:
+                        await delivery.retry(cause="the bank is closed")
+                    else:
+                        await delivery.ack()
+    return taken
+
+
+async def _redrive(mq: onward.Client) -> None:
+    """Deliver the dead letter again, and tell its whole life."""
+    count = await mq.redrive("billing", dry_run=True)
+    _check(count == 1, "the dead letter is still there, too; the bank opens, and it is redriven")
+    await mq.redrive("billing")
+    audit = await mq.group("audit")
+    async with mq.consume("invoices", group="billing", member="ann") as ann:
+        [delivery] = await ann.fetch(10, wait="30s")
+        await delivery.ack()
+    billing = await mq.group("billing")
+    _check(
+        (delivery.offset, delivery.attempt, audit.backlog) == (BAD, 1, 0)
+        and (billing.backlog, billing.dead) == (0, 0),
+        "it was delivered to billing alone, from attempt 1 on, and acked",
+    )
+    life = await mq.explain(f"invoices/{BAD}")
+    told = life.group("billing")
+    did = [] if told is None else [event.did for event in told.events]
+    _check_quietly(
+        did == ["started", "retried", "retried", "dead", "redriven", "acked"],
+        "the life line of a message tells all that happened to it",
+    )
+    _heading(f"onward explain invoices/{BAD}")
+    for line in life.lines():
+        print_line(f"  {line}")
 
 
 @contextlib.contextmanager

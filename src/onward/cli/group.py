@@ -14,7 +14,7 @@ import click
 import onward
 from onward.cli.groups import age, as_record
 from onward.cli.options import json_option
-from onward.cli.output import print_json, print_line, print_rows
+from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import START, WHICH, Connect, client_options, confirm
 from onward.cli.read import as_line
 from onward.cli.read import as_record as message_record
@@ -122,7 +122,7 @@ def delete(*, connect: Connect, group: str, yes: bool, as_json: bool) -> None:
     """
     with connect() as mq:
         found = mq.group(group)
-        words = f"{found.member_count:,} members, {found.dead:,} dead letters"
+        words = f"{counted(found.member_count, 'member')}, {counted(found.dead, 'dead letter')}"
         confirm(f"delete group {group!r} with {words}?", yes=yes)
         mq.delete_group(group)
     if as_json:
@@ -210,10 +210,11 @@ def reset(
     with connect() as mq:
         count = mq.reset_group(group, to=to, topic=topic, dry_run=True)
         if not dry_run:
-            confirm(f"reset group {group!r}, which leaves {count:,} messages to deliver?", yes=yes)
+            words = counted(count, "message")
+            confirm(f"reset group {group!r}, which leaves {words} to deliver?", yes=yes)
             count = mq.reset_group(group, to=to, topic=topic)
-    said = "would be" if dry_run else "are"
-    _tell(f"{count:,} messages {said} to be delivered to {group}",
+    said = "would be" if dry_run else "will be"
+    _tell(f"{counted(count, 'message')} {said} delivered to {group}",
           {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
 
 
@@ -231,7 +232,7 @@ def skip(*, connect: Connect, group: str, ids: tuple[Which, ...], as_json: bool)
         count = 0
         for topic, offsets in ids:
             count += mq.skip(group, topic, offsets)
-    _tell(f"skipped {count:,} messages", {"group": group, "count": count}, as_json=as_json)
+    _tell(f"skipped {counted(count, 'message')}", {"group": group, "count": count}, as_json=as_json)
 
 
 @command.command()
@@ -269,8 +270,8 @@ def replay(
             count = 0
             for name, offsets in ids:
                 count += mq.replay(group, name, offsets, dry_run=dry_run)
-    said = "would be replayed" if dry_run else "are replayed"
-    _tell(f"{count:,} messages {said} to {group}",
+    said = "would be delivered" if dry_run else "will be delivered"
+    _tell(f"{counted(count, 'message')} {said} again to {group}",
           {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
 
 

@@ -34,6 +34,15 @@ def printable(text: str | bytes) -> str:
     return _UNSAFE.sub(_escape, text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, as a person says it.
+
+    >>> counted(1, "message"), counted(2_000, "message")
+    ('1 message', '2,000 messages')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Say whether a person looks at a stream (stdout by default).
 

@@ -228,7 +228,7 @@ class App:
         self._check_ready()
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._sync = SyncClient.attached(client, self._loop)
+        self._sync = SyncClient(lambda: client, client=client, loop=self._loop)
         try:
             self._run = AppRun(
                 self.works, client=client, middleware=self._middleware, stop_ms=self._stop_ms,

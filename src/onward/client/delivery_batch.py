@@ -13,28 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import chain, compress, repeat
-from typing import Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Literal, Protocol, TypedDict
 
 from onward.client.delivery import Delivery
+from onward.client.pieces import Buffer, Grant, Piece, pieces_of
 from onward.client.topics import Duration, duration_ms, instant_ms
 from onward.delivery.filter import Filter
 from onward.delivery.ranges import Range, Ranges, ranges_of
 from onward.delivery.trace import short_cause
 from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
-from onward.message.batch import Batch, batches_of, decode_batch
-from onward.message.entry import Entry, entry_heads
 
 logger = logging.getLogger("onward.consumer")
 
-RAW_BYTES_MAX = 64 << 20
-
-T = TypeVar("T")
-
-Buffer = bytes | bytearray | memoryview
-Grant = tuple[int, int, int]
 Verb = Literal["retry", "reject", "renew", "release"]
 
 
@@ -60,23 +53,6 @@ class Settles(Protocol):
         after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
     ) -> asyncio.Future[None]:  # fmt: skip
         """Say what else shall happen with these ranges."""
-
-
-class Piece(NamedTuple):
-    """The delivered part of one published batch: the offsets from `start` to `end`."""
-
-    batch: Batch
-    entry: Entry
-    base_offset: int
-    start: int
-    end: int
-    attempt: int
-
-    def cut(self, column: list[T]) -> list[T]:
-        """Return the delivered part of a column."""
-        if self.end - self.start == self.batch.count:
-            return column
-        return column[self.start - self.base_offset : self.end - self.base_offset]
 
 
 class DeliveryBatch:
@@ -181,7 +157,7 @@ class DeliveryBatch:
         pieces: list[Piece] = []
         self._pieces = pieces
         in_order = sorted(self.grants)
-        for start, end, found in _pieces_of(self._entries, in_order):
+        for start, end, found in pieces_of(self._entries, in_order):
             if isinstance(found, Piece):
                 pieces.append(found)
             else:
@@ -372,9 +348,9 @@ class DeliveryBatch:
         batch, entry = piece.batch, piece.entry
         optional = (
             batch.keys, batch.headers, batch.tags, batch.trace_ids, batch.due_at_ms,
-            batch.priorities, batch.tenants,
-        ) if batch.header.columns > 1 else (None,) * 7  # fmt: skip
-        absent = (None, None, None, None, None, 0, None)
+            batch.priorities, batch.tenants, batch.schedule_ids,
+        ) if batch.header.columns > 1 else (None,) * 8  # fmt: skip
+        absent = (None, None, None, None, None, 0, None, None)
         columns = [
             repeat(value) if column is None else piece.cut(column)
             for column, value in zip(optional, absent, strict=True)
@@ -392,53 +368,6 @@ class DeliveryBatch:
                 repeat(self),
             )
         )
-
-
-def _pieces_of(
-    entries: Buffer, grants: Sequence[Grant]
-) -> Iterator[tuple[int, int, Piece | OnwardError]]:
-    """Walk over batches and grants (in order) at once; batches that nobody wants stay closed."""
-    wanted = iter(grants)
-    start, end, attempt = next(wanted, _NO_GRANT)
-    for entry in entry_heads(entries):
-        offset, entry_end = entry.base_offset, entry.base_offset + entry.count
-        batches = batches_of(entries, entry.body_position, entry.body_position + entry.body_bytes)
-        while offset < entry_end and start < entry_end:
-            opened: Batch | OnwardError | None = None
-            try:
-                at, header = next(batches)
-                after = offset + header.count
-            except (ProtocolError, StopIteration) as error:
-                # Nobody knows where the next batch would begin: the rest of the entry is lost.
-                after, opened = entry_end, _fault(error)
-            while start < after:
-                low, high = max(start, offset), min(end, after)
-                if low < high:
-                    opened = _open(entries, at) if opened is None else opened
-                    if isinstance(opened, Batch):
-                        yield low, high, Piece(opened, entry, offset, low, high, attempt)
-                    else:
-                        yield low, high, opened
-                if end > after:
-                    break
-                start, end, attempt = next(wanted, _NO_GRANT)
-            offset = after
-
-
-_NO_GRANT: Grant = (2**64, 2**64, 0)
-
-
-def _open(entries: Buffer, at: int) -> Batch | OnwardError:
-    try:
-        batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
-        batch.bodies  # noqa: B018  # unpacked here, where an error has a consequence
-    except (ProtocolError, Corruption) as error:
-        return error
-    return batch
-
-
-def _fault(error: Exception) -> OnwardError:
-    return error if isinstance(error, OnwardError) else ProtocolError("an entry lacks batches")
 
 
 def _at_or_before(starts: list[int], offset: int) -> int:

@@ -72,7 +72,7 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             case "acked":
                 return f"acked{by}" + ("" if self.took_ms is None else f" after {self.took_ms} ms")
             case "retried":
-                return f"attempt {self.attempt} failed{by}{self._due()}{cause}"
+                return f"attempt {self.attempt}{by} failed{self._due()}{cause}"
             case "expired":
                 holder = f" of {self.member}" if self.member else ""
                 return f"the lease{holder} ran out in attempt {self.attempt}{self._due()}{cause}"

@@ -26,6 +26,7 @@ from onward.client.delivery import Delivery
 from onward.client.delivery_batch import DeliveryBatch
 from onward.client.keeper import Keeper
 from onward.client.link import Link
+from onward.client.seat import Seat
 from onward.client.settling import Settling
 from onward.delivery.ranges import Ranges, ranges_of
 from onward.errors import NotConnected, NotLeader, OnwardError, Overloaded, Stopping, from_wire
@@ -45,45 +46,6 @@ PAUSE_S_MIN = 0.05
 LEAVE_S_MAX = 5.0
 PASSING = (Overloaded, Stopping, NotLeader)
 """Errors after which joining again is worth a try."""
-
-
-class Seat:
-    """A membership on one connection: what has to be told apart from the next one."""
-
-    __slots__ = ("_membership", "answer", "id", "joined", "left", "link", "settling")
-
-    def __init__(self, membership: Membership, link: Link) -> None:
-        loop = asyncio.get_running_loop()
-        self._membership = membership
-        self.link = link
-        self.id = link.expect(self.take)
-        self.answer: asyncio.Future[Joined] = loop.create_future()
-        self.answer.add_done_callback(_look_at)
-        self.joined: Joined | None = None
-        self.settling: Settling | None = None
-        self.left: asyncio.Future[None] | None = None
-
-    @property
-    def is_taken(self) -> bool:
-        """Tell whether the broker counts us in, as far as we know."""
-        return self.joined is not None and self.left is None and self.link.is_open
-
-    def take(self, kind: int, payload: bytes | bytearray) -> None:
-        """Take a frame of this membership; after we have said that we leave only its end counts."""
-        if self.left is None:
-            self._membership.take(self, kind, payload)
-        elif kind in (Kind.END, Kind.ERROR):
-            self.link.forget(self.id)
-            if not self.left.done():
-                self.left.set_result(None)
-
-    def cancel(self) -> None:
-        """Tell the broker that we leave; `left` ends when it has taken note."""
-        self.left = asyncio.get_running_loop().create_future()
-        if self.link.is_open:
-            self.link.send(Kind.CANCEL, self.id)
-        else:
-            self.left.set_result(None)
 
 
 class Membership:
@@ -162,7 +124,7 @@ class Membership:
         await asyncio.sleep(pause_s)
         link = await self._keeper.connected(timeout_s=patience_s)
         self.credit.restart()
-        seat = self._seat = Seat(self, link)
+        seat = self._seat = Seat(link, self._take)
         credit = self.credit.more(now=self._loop.time())
         try:
             consume = msgspec.structs.replace(self._consume, credit=credit)
@@ -180,6 +142,7 @@ class Membership:
             raise
         except BaseException:
             seat.cancel()
+            link.forget(seat.id)  # nobody waits for the end of what has not begun
             raise
         link.lost.add_done_callback(self._lost)
         return True
@@ -290,7 +253,7 @@ class Membership:
         if credit and self._seat is not None and self._seat.is_taken:
             self._seat.link.write(more_frame(self._seat.id, credit))
 
-    def take(self, seat: Seat, kind: int, payload: bytes | bytearray) -> None:
+    def _take(self, seat: Seat, kind: int, payload: bytes | bytearray) -> None:
         """Take a frame from the broker."""
         if kind == Kind.DELIVERY:
             self._delivered(seat, payload)
@@ -409,9 +372,3 @@ class Membership:
 
 def _pause_s(error: OnwardError) -> float:
     return max(getattr(error, "retry_after_ms", 0) / 1000, PAUSE_S_MIN)
-
-
-def _look_at(answer: asyncio.Future[Joined]) -> None:
-    """Whoever waited for it may have given up."""
-    if not answer.cancelled():
-        answer.exception()

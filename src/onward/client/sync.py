@@ -74,19 +74,16 @@ class SyncClient(SyncGroupCalls):
     [0, 1, 2]
     """
 
-    def __init__(self, make: Callable[[], Client]) -> None:
+    def __init__(
+        self, make: Callable[[], Client], *, client: Client | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:  # fmt: skip
+        """Be a facade of the client that `make` makes, or of one that somebody keeps open."""
         self._make = make
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = loop
         self._thread: threading.Thread | None = None
-        self._client: Client | None = None
-
-    @classmethod
-    def attached(cls, client: Client, loop: asyncio.AbstractEventLoop) -> SyncClient:
-        """Return a facade over an open client that somebody else keeps, for other threads."""
-        attached = cls(lambda: client)
-        attached._client, attached._loop = client, loop
-        return attached
+        self._client = client
 
     def __enter__(self) -> Self:
         """Connect, or raise why that is not possible."""

@@ -157,6 +157,10 @@ class Leases:
         """Return everything a member holds, oldest first."""
         return list(self._by_member.get(member, {}).values())
 
+    def held_by(self, member: str) -> int:
+        """Return how many leases a member has."""
+        return len(self._by_member.get(member, ()))
+
     def holder_of(self, topic: str, offset: int) -> Lease | None:
         """Return the lease that a message is in; looks at all of them."""
         for lease in self._by_id.values():

@@ -15,6 +15,7 @@
     reset         all of the topic again, from `offset` on; what is before it is finished
     forked        the group is now a copy of the group `source`
     moved         `member` of a broadcast group stands at `offset`
+    cancelled     the scheduled messages `ranges` of `@schedule` will not fire (`cause`)
     published_by  `producer_id` is `pid` on `host`, called `client`
 
 A row is one JSON object; defaults are left out, fields of later versions are ignored. One row costs
@@ -32,7 +33,7 @@ from onward.errors import Corruption
 
 DIDS: Final = (
     "started", "acked", "filtered", "retried", "expired", "lost", "dead", "skipped", "redriven",
-    "purged", "replayed", "reset", "forked", "moved", "published_by",
+    "purged", "replayed", "reset", "forked", "moved", "cancelled", "published_by",
 )  # fmt: skip
 CAUSE_CHARS_MAX: Final = 1_000
 

@@ -80,6 +80,10 @@ def encode_batch(
     due_at_ms: Sequence[int | None] | None = None,
     priorities: Sequence[int | None] | None = None,
     tenants: Sequence[str | None] | None = None,
+    topics: Sequence[str | None] | None = None,
+    uniques: Sequence[str | None] | None = None,
+    replaces: Sequence[int | None] | None = None,
+    schedule_ids: Sequence[int | None] | None = None,
     producer_id: int = 0,
     sequence: int = 0,
     time_ms: int = 0,
@@ -102,6 +106,10 @@ def encode_batch(
         (5, due_at_ms, column_of.pack_instants),
         (6, priorities, column_of.pack_priorities),
         (7, tenants, column_of.pack_texts),
+        (8, topics, column_of.pack_texts),
+        (9, uniques, column_of.pack_texts),
+        (10, replaces, column_of.pack_numbers),
+        (11, schedule_ids, column_of.pack_numbers),
     )
     packed: list[tuple[int, tuple[bytes, ...]]] = [
         (kind, (pack(values),))
@@ -311,6 +319,26 @@ class Batch:
         """The tenant of each message."""
         return self._texts(Column.TENANTS)
 
+    @cached_property
+    def topics(self) -> list[str | None] | None:
+        """The topic that each scheduled message is for."""
+        return self._texts(Column.TOPICS)
+
+    @cached_property
+    def uniques(self) -> list[str | None] | None:
+        """The business key of each scheduled message."""
+        return self._texts(Column.UNIQUES)
+
+    @cached_property
+    def replaces(self) -> list[int | None] | None:
+        """The schedule id that each scheduled message takes the place of; -1: of none."""
+        return self._numbers(Column.REPLACES)
+
+    @cached_property
+    def schedule_ids(self) -> list[int | None] | None:
+        """The schedule id that each message had while it waited."""
+        return self._numbers(Column.SCHEDULE_IDS)
+
     @property
     def kinds(self) -> tuple[int, ...]:
         """The kinds of the columns that are there, in their order."""
@@ -344,6 +372,10 @@ class Batch:
         column = self.column(kind)
         return None if column is None else column_of.unpack_texts(column, count=self.count)
 
+    def _numbers(self, kind: int) -> list[int | None] | None:
+        column = self.column(kind)
+        return None if column is None else column_of.unpack_numbers(column, count=self.count)
+
 
 def messages_of(
     batch: Batch, *, topic: str, base_offset: int, published_at_ms: int, event_id: int
@@ -374,6 +406,7 @@ def messages_of(
             batch.due_at_ms or repeat(None),
             batch.priorities or repeat(0),
             batch.tenants or repeat(None),
+            batch.schedule_ids or repeat(None),
         )
     )
 

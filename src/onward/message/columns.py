@@ -1,10 +1,11 @@
 """One column of a batch as bytes. All integers are little-endian.
 
-    variable column (bodies, keys, headers, tags, trace ids, tenants)
+    variable column (bodies, keys, headers, tags, trace ids, tenants, topics, uniques)
         lengths   u32[count]    0xFFFFFFFF = absent, contributes no bytes
         joined    the values back to back, without separators
     instants  (due_at_ms)   i64[count]   -2^63 = absent
     small     (priorities)  u8[count]
+    numbers   (replaces, schedule_ids)   i64[count]   -2^63 = absent
 
 Everything here works on whole columns: `map`, `join`, `accumulate` and `array` run at C speed, a
 Python loop over messages does not. Decoders get untrusted bytes: a count is checked against the
@@ -40,6 +41,10 @@ class Column(IntEnum):
     DUE_AT_MS = 5
     PRIORITIES = 6
     TENANTS = 7
+    TOPICS = 8
+    UNIQUES = 9
+    REPLACES = 10
+    SCHEDULE_IDS = 11
     BODIES = 255
 
 
@@ -89,6 +94,18 @@ def pack_instants(instants: Sequence[int | None]) -> bytes:
         return array("q", [NO_INSTANT if at is None else at for at in instants]).tobytes()
     except OverflowError:
         raise InvalidRequest("due_at_ms has a moment that does not fit into 64 bits") from None
+
+
+def pack_numbers(numbers: Sequence[int | None]) -> bytes:
+    """Pack schedule ids, of which some may be absent.
+
+    >>> unpack_numbers(memoryview(pack_numbers([7, None, -1])), count=3)
+    [7, None, -1]
+    """
+    try:
+        return array("q", [NO_INSTANT if one is None else one for one in numbers]).tobytes()
+    except OverflowError:
+        raise InvalidRequest("a schedule id does not fit into 64 bits") from None
 
 
 def pack_priorities(priorities: Sequence[int | None]) -> bytes:
@@ -151,6 +168,11 @@ def unpack_instants(column: memoryview, *, count: int) -> list[int | None]:
     """Return the moments of a column in which some may be absent."""
     _check_width(column, count=count, width=8)
     return [None if at == NO_INSTANT else at for at in column.cast("q")]
+
+
+def unpack_numbers(column: memoryview, *, count: int) -> list[int | None]:
+    """Return the schedule ids of a column in which some may be absent."""
+    return unpack_instants(column, count=count)
 
 
 def unpack_priorities(column: memoryview, *, count: int) -> list[int]:

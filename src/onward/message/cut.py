@@ -35,7 +35,9 @@ Range = tuple[int, int]
 ENTRY_BYTES_SMALL: Final = 16 * 1024
 BATCH_BYTES_SMALL: Final = 1024
 
-_WIDTHS: Final = {Column.DUE_AT_MS: 8, Column.PRIORITIES: 1}
+_WIDTHS: Final = {
+    Column.DUE_AT_MS: 8, Column.PRIORITIES: 1, Column.REPLACES: 8, Column.SCHEDULE_IDS: 8,
+}  # fmt: skip
 _KINDS: Final = frozenset(Column)
 # Length, count and raw bytes of a batch: it was checked when it came, and walking must be fast.
 _unpack_sizes = Struct("<4xI8xII").unpack_from

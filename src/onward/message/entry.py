@@ -51,6 +51,7 @@ class Kind(IntEnum):
     GAP = 5
     """Entries that are gone on purpose; the body tells up to which index, and that entry's crc."""
     GROUP_CHANGED = 6
+    RECURRING_CHANGED = 7
     """A group was created, changed or deleted; the body is its record, as it is from here on."""
 
 

@@ -30,6 +30,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     due_at_ms: int | None = None
     priority: int = 0
     tenant: str | None = None
+    schedule_id: int | None = None
+    """The number under which it waited, if it was scheduled."""
 
     @property
     def id(self) -> str:

@@ -1,6 +1,6 @@
 """Building a run: batches of `@schedule`, as they came, become one file sorted by time.
 
-A stretch of up to 65,536 messages or 32 MiB is sorted in memory. What is longer is cut into such
+A stretch of up to 65,536 messages or 24 MiB is sorted in memory. What is longer is cut into such
 stretches, each becomes a run of its own aside, and these are merged: memory stays the same. The
 cost is per column, not per message: decode, sort the rows' places once, gather, join.
 """
@@ -8,15 +8,13 @@ cost is per column, not per message: decode, sort the rows' places once, gather,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 from onward.errors import ProtocolError
 from onward.log.disk import Buffer, Disk
-from onward.message.batch import RAW_BYTES_MAX, decode_batch
+from onward.message.batch import RAW_BYTES_MAX, decode_batch, read_header
 from onward.message.columns import Column
-from onward.message.batch import read_header
-from onward.schedule.blocks import hash_of
+from onward.schedule.blocks import hashes_of
 from onward.schedule.gone import Gone
 from onward.schedule.merge import merge_runs
 from onward.schedule.record import Records, records_of
@@ -24,7 +22,7 @@ from onward.schedule.run import Run
 from onward.schedule.writer import RunSummary, RunWriter
 
 STRETCH_ROWS_MAX: Final = 65_536
-STRETCH_BYTES_MAX: Final = 32 * 1024 * 1024
+STRETCH_BYTES_MAX: Final = 24 * 1024 * 1024
 
 ScheduledBatch = tuple[int, int, Buffer]
 """(number of its first message, time of its entry, the bytes of the batch)."""
@@ -50,12 +48,10 @@ def build_run(
     >>> Run.open(disk, "run").records(0, 2).bodies
     [b'soon', b'later']
     """
-    build = _Build(disk, path, gone)
+    build = _Build(disk, path, gone, rows_max=stretch_rows_max, bytes_max=stretch_bytes_max)
     try:
         for first_number, time_ms, batch in batches:
             build.add(first_number, time_ms, batch)
-            if build.rows >= stretch_rows_max or build.bytes >= stretch_bytes_max:
-                build.put_aside()
         return build.finish()
     finally:
         build.clean()
@@ -64,57 +60,47 @@ def build_run(
 class _Build:
     """One build under way: a stretch in memory, and those before it in files aside."""
 
-    def __init__(self, disk: Disk, path: str, gone: Gone) -> None:
-        self.bytes = 0
+    def __init__(self, disk: Disk, path: str, gone: Gone, *, rows_max: int, bytes_max: int) -> None:
         self._disk = disk
         self._path = path
         self._gone = gone
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
         self._stretch = Records.empty()
+        self._stretch_bytes = 0
         self._aside: list[str] = []
         self._start = 0
         self._end = 0
         self._gone_count = 0
         self._left_out = 0
 
-    @property
-    def rows(self) -> int:
-        return self._stretch.count
-
     def add(self, first_number: int, time_ms: int, packed: Buffer) -> None:
+        """Take the rows of one batch that are not gone."""
         if not self._end:
             self._start = self._end = first_number
         if first_number < self._end:
             raise ValueError(f"batch {first_number} comes behind number {self._end}")
-        records = Records.empty()
-        count = 0
-        # A batch that cannot be decoded was refused when it came; one that got in stops nobody.
-        with suppress(ProtocolError):
-            count = read_header(packed, 0, len(packed)).count
-            batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
-            records = records_of(batch, first_number=first_number, time_ms=time_ms)
+        count, size, records = _decoded(packed, first_number=first_number, time_ms=time_ms)
         self._end = first_number + count
         self._left_out += count - records.count
         kept = self._gone.kept(records.numbers, records.at_ms, records.topics)
         if kept is not None:
             self._gone_count += records.count - len(kept)
             records = records.select(kept)
+        rows = self._stretch.count + records.count
+        if rows > self._rows_max or self._stretch_bytes + size > self._bytes_max:
+            self._put_aside()
         self._stretch.extend(records)
-        self.bytes += len(packed)
-
-    def put_aside(self) -> None:
-        """Write the stretch to a file of its own, which only this build knows."""
-        path = f"{self._path}.{len(self._aside)}.tmp"
-        self._aside.append(path)
-        self._write(path)
+        self._stretch_bytes += size
 
     def finish(self) -> RunSummary:
+        """Write the run, and say what it has become."""
         paths: tuple[str, ...] = ()
         rows = size = 0
         if not self._aside and self._stretch.count:
             paths, rows, size = (self._path,), self._stretch.count, self._write(self._path)
         elif self._aside:
-            if self._stretch.count:
-                self.put_aside()
+            self._put_aside()
             merged = self._merge()
             paths, rows, size = merged.paths, merged.rows, merged.bytes
         return RunSummary(
@@ -122,8 +108,16 @@ class _Build:
         )
 
     def clean(self) -> None:
+        """Remove what was put aside."""
         for path in self._aside:
             self._disk.remove(path)
+
+    def _put_aside(self) -> None:
+        """Write the stretch to a file of its own, which only this build knows."""
+        if self._stretch.count:
+            path = f"{self._path}.{len(self._aside)}.tmp"
+            self._aside.append(path)
+            self._write(path)
 
     def _merge(self) -> RunSummary:
         runs = [Run.open(self._disk, path) for path in self._aside]
@@ -134,18 +128,38 @@ class _Build:
                 run.close()
 
     def _write(self, path: str) -> int:
-        records, self._stretch, self.bytes = self._stretch, Records.empty(), 0
+        records, self._stretch, self._stretch_bytes = self._stretch, Records.empty(), 0
         writer = RunWriter(self._disk, path)
         try:
-            numbers = list(zip(records.numbers, records.at_ms, records.topics, strict=True))
-            uniques = _unique_rows(records)
             writer.add(_sorted(records))
-            writer.add_numbers(numbers)
-            if uniques:
-                writer.add_uniques(uniques)
+            writer.add_numbers(records.numbers, records.at_ms, records.topics)
+            if (uniques := _unique_columns(records)) is not None:
+                writer.add_uniques(*uniques)
             return writer.finish(start=self._start, end=self._end)
         finally:
             writer.abandon()
+
+
+def _decoded(packed: Buffer, *, first_number: int, time_ms: int) -> tuple[int, int, Records]:
+    """Return how many messages a batch has, how large it is unpacked, and its records.
+
+    A batch that cannot be decoded is refused when it comes. Should one be here all the same, then
+    it has no records, and it stops nobody else.
+    """
+    try:
+        batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
+        records = records_of(batch, first_number=first_number, time_ms=time_ms)
+    except ProtocolError:
+        return _count_of(packed), 0, Records.empty()
+    return batch.count, batch.header.raw_bytes, records
+
+
+def _count_of(packed: Buffer) -> int:
+    """Return how many messages a damaged batch says that it has."""
+    try:
+        return read_header(packed, 0, len(packed)).count
+    except ProtocolError:
+        return 0
 
 
 def _sorted(records: Records) -> Records:
@@ -153,13 +167,21 @@ def _sorted(records: Records) -> Records:
     return records.select(sorted(range(records.count), key=records.at_ms.__getitem__))
 
 
-def _unique_rows(records: Records) -> list[tuple[int, int, int, str]]:
+def _unique_columns(
+    records: Records,
+) -> tuple[list[int], list[int], list[int], list[str]] | None:
+    """Return hashes, numbers, times and topics of the records with a business key, sorted."""
     uniques = records.optional.get(Column.UNIQUES)
     if uniques is None:
-        return []
-    rows = zip(uniques, records.numbers, records.at_ms, records.topics, strict=True)
-    return sorted(
-        (hash_of(unique), number, at_ms, topic)
-        for unique, number, at_ms, topic in rows
-        if unique is not None
+        return None
+    rows = [row for row, unique in enumerate(uniques) if unique is not None]
+    hashes = hashes_of(unique for unique in uniques if unique is not None)
+    # Numbers ascend already, and sorting is stable.
+    order = sorted(range(len(rows)), key=hashes.__getitem__)
+    rows = [rows[place] for place in order]
+    return (
+        [hashes[place] for place in order],
+        [records.numbers[row] for row in rows],
+        [records.at_ms[row] for row in rows],
+        [records.topics[row] for row in rows],
     )

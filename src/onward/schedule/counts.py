@@ -42,8 +42,9 @@ class Counts:
         """Count records; they are sorted by time, and not before those that came already."""
         step_ms = self.step_ms
         newest = self._newest
-        newest.update(zip([at // step_ms for at in at_ms], topics, strict=True))
-        last = at_ms[-1] // step_ms
+        steps = [at // step_ms for at in at_ms]
+        newest.update(zip(steps, topics, strict=True))
+        last = steps[-1]
         # Keys of a counter stay in the order in which they came: the oldest step is first.
         if next(iter(newest))[0] != last:
             self._keep([(step, topic, n) for (step, topic), n in newest.items() if step != last])

@@ -7,9 +7,17 @@ same `Gone` from beginning to end, and what goes meanwhile is left for the next 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from onward.schedule.layout import Key
+
+
+class Numbers(Protocol):
+    """A set of numbers: a `set`, or `Marks` where they are many."""
+
+    def __contains__(self, number: int, /) -> bool: ...
+    def __len__(self) -> int: ...
 
 
 class Gone:
@@ -20,13 +28,11 @@ class Gone:
     [True, False, True]
     """
 
-    def __init__(
-        self, cursors: Mapping[str, Key] | None = None, cancelled: Container[int] = ()
-    ) -> None:
+    def __init__(self, cursors: Mapping[str, Key] | None = None, cancelled: Numbers = ()) -> None:
         self.cursors = dict(cursors or {})
         self.cancelled = cancelled
         self._latest_ms = max((at_ms for at_ms, _ in self.cursors.values()), default=None)
-        self._any_cancelled = not isinstance(cancelled, Sized) or len(cancelled) > 0
+        self._any_cancelled = len(cancelled) > 0
 
     def __bool__(self) -> bool:
         return self._any_cancelled or bool(self.cursors)

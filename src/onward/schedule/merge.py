@@ -81,11 +81,11 @@ class _Merge:
         for numbers in _merged_rows([run.number_rows() for run in runs]):
             kept = _kept(numbers, numbers, gone)
             for writer, some in self._shared_out(kept, _key_of_number):
-                writer.add_numbers(some)
+                writer.add_numbers(*zip(*some, strict=True))
         for uniques in _merged_rows([run.unique_rows() for run in runs]):
             kept_uniques = _kept(uniques, [row[1:] for row in uniques], gone)
             for writer, some_uniques in self._shared_out(kept_uniques, _key_of_unique):
-                writer.add_uniques(some_uniques)
+                writer.add_uniques(*zip(*some_uniques, strict=True))
 
     def finish(self, runs: Sequence[Run]) -> RunSummary:
         """Make all files durable under their names."""

@@ -55,11 +55,11 @@ class Page:
         except IndexError:
             raise ProtocolError("a record of the page has a topic that the run does not") from None
         return Records(
-            self.numbers,
-            self.at_ms,
+            self.numbers.copy(),
+            self.at_ms.copy(),
             self._integers(Column.DUE_AT_MS, "q", 8),
             names,
-            batch.bodies,
+            batch.bodies.copy(),
             optional,
             batch.priorities,
         )

@@ -21,6 +21,7 @@ from onward.message.batch import Batch, join_columns
 from onward.message.columns import (
     NO_INSTANT,
     Column,
+    lengths_of,
     pack_bodies,
     pack_optional,
     unpack_optional,
@@ -229,7 +230,9 @@ def records_of(batch: Batch, *, first_number: int, time_ms: int) -> Records:
     return records if len(named) == count else records.select(named)
 
 
-def encode_fired(records: Records, *, time_ms: int) -> bytes:
+def encode_fired(
+    records: Records, *, time_ms: int, producer_id: int = 0, sequence: int = 0
+) -> bytes:
     """Return the batch in which records of one topic fire: ordinary messages.
 
     >>> from onward.message.batch import decode_batch
@@ -239,7 +242,7 @@ def encode_fired(records: Records, *, time_ms: int) -> bytes:
     ([b'hello'], [50])
     """
     packed = pack_columns(records, without=Column.UNIQUES)
-    return join_columns(packed, 0, records.count, 0, 0, time_ms)
+    return join_columns(packed, 0, records.count, producer_id, sequence, time_ms)
 
 
 def pack_columns(records: Records, *, without: int = 0) -> Packed:
@@ -269,7 +272,12 @@ def _topics_of(batch: Batch) -> list[str | None]:
     column = batch.column(Column.TOPICS)
     if column is None:
         raise ProtocolError("a scheduled batch does not say to which topics it goes")
-    return unpack_texts(column, count=batch.count)
+    count = batch.count
+    size = lengths_of(column, count=count)[0]
+    # Most batches go to one topic: then one text serves all of them, here and in every copy.
+    if column == size.to_bytes(4, "little") * count + bytes(column[4 * count :][:size]) * count:
+        return [unpack_texts(column, count=count)[0]] * count
+    return unpack_texts(column, count=count)
 
 
 def _due_of(batch: Batch) -> list[int] | None:

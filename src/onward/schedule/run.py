@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from onward.errors import Corruption, ProtocolError
 from onward.log.disk import Disk, File
-from onward.schedule.blocks import NUMBERS, UNIQUES, Blocks, hash_of
+from onward.schedule.blocks import NUMBERS, UNIQUES, Blocks, hashes_of
 from onward.schedule.counts import Counts
 from onward.schedule.layout import HEADER_BYTES, Header, Key, Place, Section, unpack_header
 from onward.schedule.order import Rows
@@ -154,7 +154,7 @@ class Run:
     def place_of(self, number: int) -> Waiting | None:
         """Return when a number fires and where to; None when it is not in this run."""
         for _, at_ms, topic in self._numbers.find(number):
-            return Waiting(number, at_ms, self._topic(topic))
+            return Waiting(number, at_ms, self.topics[topic])
         return None
 
     def find(self, number: int) -> Record | None:
@@ -170,11 +170,11 @@ class Run:
     def find_unique(self, unique: str) -> Iterator[Waiting]:
         """Walk over the numbers that were published with this business key, the newest first."""
         text = unique.encode("utf-8", "surrogateescape")
-        for _, number, at_ms, topic in self._uniques.find(hash_of(text)):
+        for _, number, at_ms, topic in self._uniques.find(*hashes_of([text])):
             record = self.find(number)
             # Another text may have the same hash.
             if record is not None and record.unique == unique:
-                yield Waiting(number, at_ms, self._topic(topic))
+                yield Waiting(number, at_ms, self.topics[topic])
 
     def counts(self) -> Counts:
         """Return how many rows fall into each step of time, by the number of the topic."""
@@ -223,12 +223,14 @@ class Run:
     def number_rows(self) -> Iterator[list[tuple[int, int, str]]]:
         """Walk over (number, at_ms, topic) in the order of numbers, block by block."""
         for numbers, at_ms, topics in self._numbers.walk():
-            yield list(zip(numbers, at_ms, map(self._topic, topics), strict=True))
+            yield list(zip(numbers, at_ms, map(self.topics.__getitem__, topics), strict=True))
 
     def unique_rows(self) -> Iterator[list[tuple[int, int, int, str]]]:
         """Walk over (hash, number, at_ms, topic) in the order of hashes, block by block."""
         for hashes, numbers, at_ms, topics in self._uniques.walk():
-            yield list(zip(hashes, numbers, at_ms, map(self._topic, topics), strict=True))
+            yield list(
+                zip(hashes, numbers, at_ms, map(self.topics.__getitem__, topics), strict=True)
+            )
 
     def _load_page_index(self) -> None:
         index = memoryview(self._checked(Section.PAGE_INDEX))
@@ -267,9 +269,6 @@ class Run:
         if len(packed) != place.length or crc32c(packed) != place.crc:
             raise Corruption(f"the {section.name.lower()} of {self.path} are damaged")
         return packed
-
-    def _topic(self, number: int) -> str:
-        return self.topics[number]
 
     def _go_to(self, position: int) -> None:
         self._position = position

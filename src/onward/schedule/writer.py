@@ -1,13 +1,13 @@
 """Writing a run file: aside, from the first page to the last section, and then under its name.
 
     add(records) ...            in the order of (at_ms, number)
-    add_numbers(rows) ...       in the order of numbers
-    add_uniques(rows) ...       in the order of (hash, number)
+    add_numbers(columns) ...    in the order of numbers
+    add_uniques(columns) ...    in the order of (hash, number)
     finish()                    header, sync, rename, sync of the folder
 
 A file under its name is complete and durable: until then it is `path.tmp`, which means nothing and
-is removed at the next start. Memory is bounded by a page, a block, the page index (28 bytes for each
-64 KiB) and the table of counts.
+is removed at the next start. Memory is bounded by a page, a block, the page index (28 bytes for
+each 64 KiB) and the table of counts.
 """
 
 from __future__ import annotations
@@ -85,16 +85,22 @@ class RunWriter:
         self._pending.extend(records)
         self._write_pages(is_last=False)
 
-    def add_numbers(self, rows: Sequence[tuple[int, int, str]]) -> None:
-        """Take (number, at_ms, topic) of the same records, in the order of numbers."""
+    def add_numbers(
+        self, numbers: Sequence[int], at_ms: Sequence[int], topics: Sequence[str]
+    ) -> None:
+        """Take columns of the same records in the order of their numbers."""
         self._end_pages()
-        numbers, at_ms, topics = zip(*rows, strict=True)
         self._write_all(self._numbers.add([numbers, at_ms, self._numbers_of(topics)]))
 
-    def add_uniques(self, rows: Sequence[tuple[int, int, int, str]]) -> None:
-        """Take (hash, number, at_ms, topic) of records with a business key, in their order."""
+    def add_uniques(
+        self,
+        hashes: Sequence[int],
+        numbers: Sequence[int],
+        at_ms: Sequence[int],
+        topics: Sequence[str],
+    ) -> None:
+        """Take columns of the records with a business key, in the order of (hash, number)."""
         self._end_numbers()
-        hashes, numbers, at_ms, topics = zip(*rows, strict=True)
         self._write_all(self._uniques.add([hashes, numbers, at_ms, self._numbers_of(topics)]))
 
     def finish(self, *, start: int, end: int) -> int:

@@ -71,7 +71,8 @@ class LoopThread:
         """Return the kit when it is open, or raise why it is not."""
         self._thread.start()
         opened, self._loop = self._opened.result()
-        return SyncKit(opened, SyncClient.attached(opened.mq, self._loop), self.call)
+        mq = SyncClient(lambda: opened.mq, client=opened.mq, loop=self._loop)
+        return SyncKit(opened, mq, self.call)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the loop and wait for it; raises what ended the loop before."""

@@ -52,12 +52,13 @@ class Member:
 
     async def _stint(self, client: Client) -> None:
         stint = self._world.begin_stint(self._plan, self.name)
+        seconds = self._random.choice((1, 5, 20))
         try:
-            async with asyncio.timeout(self._random.choice((1, 5, 20))):
-                async with asyncio.TaskGroup() as tasks:
-                    await self._try_to_work(client, stint, tasks)
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                await self._try_to_work(client, stint, tasks)
         except TimeoutError:
             stint.end = "enough"
+            stint.ended_us = min(stint.ended_us, stint.joined_us + seconds * 1_000_000)
         stint.ended_us = min(stint.ended_us, self._world.now_us())
 
     async def _try_to_work(self, client: Client, stint: Stint, tasks: asyncio.TaskGroup) -> None:
@@ -101,12 +102,14 @@ class Member:
             case "batches":
                 async for batch in consumer.batches():
                     for delivery in batch.messages():
-                        yield delivery
+                        if not delivery.is_lost:
+                            yield delivery
             case "fetch":
                 while True:
                     wait_ms = self._random.choice((0, 100, 2_000))
                     for delivery in await consumer.fetch(self._random.randint(1, 20), wait=wait_ms):
-                        yield delivery
+                        if not delivery.is_lost:
+                            yield delivery
                     await asyncio.sleep(0.01)
 
     # --- what becomes of a message -----------------------------------------------------------
@@ -208,7 +211,9 @@ class Sweeper(Member):
             group = await client.group(self._plan.name)
         except UnknownGroup:
             return 1  # it was deleted; whoever joins creates it again
-        return sum(share.backlog for share in group.topics if share.topic in self._topics)
+        left = {share.topic: share.backlog for share in group.topics}
+        # What the group has not begun with is all left.
+        return sum(left.get(topic, 1) for topic in self._topics)
 
 
 def is_poison(message: Delivery) -> bool:

@@ -7,7 +7,7 @@ are smaller than a configuration file may say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from onward.settings import LogSettings, ServerSettings, Settings
@@ -41,8 +41,14 @@ class Scenario:
         return 30_000_000 if is_slow else 3_000_000
 
     @classmethod
-    def choose(cls, random: Random, *, troubles: tuple[str, ...] | None = None) -> Scenario:
-        """Choose some of everything; `troubles` replaces those that would be chosen.
+    def choose(
+        cls,
+        random: Random,
+        *,
+        troubles: tuple[str, ...] | None = None,
+        groups: tuple[GroupPlan, ...] | None = None,
+    ) -> Scenario:
+        """Choose some of everything; `troubles` and `groups` replace those that would be chosen.
 
         >>> Scenario.choose(Random(7), troubles=("power",)).troubles
         ('power',)
@@ -59,10 +65,7 @@ class Scenario:
             trouble_ms=random.choice((10_000, 30_000, 60_000)),
             pause_ms_max=random.choice((20, 200, 1_000)),
             executor_ms_max=random.choice((1, 5, 50, 300)),
-            groups=tuple(
-                GroupPlan.choose(random, f"g{number}", topics)
-                for number in range(random.choice((0, 1, 1, 2, 3)))
-            ),
+            groups=_groups(random, topics) if groups is None else _with_topics(groups, topics),
         )
 
 
@@ -71,6 +74,15 @@ def _topics(random: Random, kind: TopicKind) -> tuple[str, ...]:
     most = [f"{kind}-{number}" for number in range(random.randint(1, 3))]
     others = random.sample(("trimmed-9", "brief-0", "brief-1", "volatile-0"), random.randint(1, 4))
     return (*most, *others)
+
+
+def _groups(random: Random, topics: tuple[str, ...]) -> tuple[GroupPlan, ...]:
+    count = random.choice((0, 1, 1, 2, 3))
+    return tuple(GroupPlan.choose(random, f"g{number}", topics) for number in range(count))
+
+
+def _with_topics(groups: tuple[GroupPlan, ...], topics: tuple[str, ...]) -> tuple[GroupPlan, ...]:
+    return tuple(replace(plan, topics=plan.topics or topics[:1]) for plan in groups)
 
 
 def _settings(random: Random, *, retention_bytes: int) -> Settings:

@@ -1,3 +1,4 @@
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,35 @@ def test_a_server_starts_on_an_empty_folder_and_leaves_nothing_behind(name: str,
         pytest.skip(str(missing))
     assert server.child.poll() is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_postgresql_cannot_use_is_said_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failing = tmp_path / "initdb"
+    failing.write_text("#!/bin/sh\necho first; echo permission denied >&2; exit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(peers, "program", lambda name: str(failing))
+    monkeypatch.setattr(peers, "_as_postgres", lambda place: [])
+    with (
+        pytest.raises(PeerMissing, match="initdb said: permission denied .*--folder"),
+        started("postgresql", folder=tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.e2e
+def test_postgresql_starts_in_a_folder_that_its_user_can_reach():
+    with tempfile.TemporaryDirectory(prefix="onward-bench-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        try:
+            with started("postgresql", folder=folder) as server:
+                assert server.child.poll() is None
+        except PeerMissing as missing:
+            pytest.skip(str(missing))
+        assert server.child.poll() is not None
+        assert not list(folder.iterdir())
 
 
 @pytest.mark.needs_redis

@@ -12,6 +12,15 @@ def test_the_ratio_is_onward_by_the_best_peer():
     assert report(onward=5, peers={"a": 20, "b": 10}).ratio == 0.25
 
 
+def test_where_less_is_better_the_ratio_is_the_best_peer_by_onward():
+    less = Report(
+        name="x", unit="ms", onward=2, peers={"a": 5, "b": 10}, durability="disk",
+        less_is_better=True,
+    )  # fmt: skip
+    assert less.ratio == 2.5
+    assert less.ratio_is == "best peer / onward"
+
+
 def test_without_a_peer_there_is_no_ratio_but_a_null():
     record = json.loads(json.dumps(report(onward=5, peers={}).record()))
     assert record["ratio"] is None

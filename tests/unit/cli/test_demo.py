@@ -16,7 +16,13 @@ def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(
     assert run(["demo"]) == ExitCode.OK
     out, err = capsys.readouterr()
     assert "published 100,000 messages" in out
+    assert "invoices/3 failed, was retried" in out
+    assert "so it is a dead letter of billing" in out
     assert "killed the broker" in out
+    assert "it was delivered to billing alone" in out
+    assert "onward explain invoices/3" in out
+    assert "after 3 attempts: the bank is closed" in out
+    assert "redriven: to be delivered again" in out
     assert "all of it held" in out
     assert err == ""
     assert list(tmp_path.iterdir()) == []

@@ -95,7 +95,7 @@ def test_a_reset_counts_first_and_does_nothing_without_a_yes(onward: Onward):
     assert refused.returncode == 2
     assert b"3 messages to deliver?" in refused.stderr
     done = onward("group", "reset", "resetting", "--to", "1", "--topic", "again", "--yes")
-    assert text(done) == "2 messages are to be delivered to resetting\n"
+    assert text(done) == "2 messages will be delivered to resetting\n"
 
 
 def test_messages_are_skipped_and_replayed_by_their_ids(onward: Onward):

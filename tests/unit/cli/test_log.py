@@ -44,15 +44,15 @@ def test_a_sound_log_passes(folder: Path, capsys: Captured):
     assert run(["log", "check", str(folder)]) == ExitCode.OK
     heading, segment = capsys.readouterr().out.splitlines()
     assert heading.split()[0] == "SEGMENT"
-    assert segment.split()[1:3] == ["22", "20"]
+    assert segment.split()[1:3] == ["24", "21"]
     assert segment.split()[-1] == "ok"
 
 
 def test_a_damaged_log_exits_with_5_and_says_what_is_lost(folder: Path, capsys: Captured):
-    damage(folder, position_of(folder, 5, capsys) + 80)
+    damage(folder, position_of(folder, 7, capsys) + 80)
     assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
     out = capsys.readouterr().out
-    assert "lost: entry 5" in out
+    assert "lost: entry 7" in out
     assert "topic orders: offsets 1 to 1" in out
     assert run(["log", "check", str(folder), "--json"]) == ExitCode.CORRUPTION
     *segments, whole = map(json.loads, capsys.readouterr().out.splitlines())
@@ -63,7 +63,7 @@ def test_a_damaged_log_exits_with_5_and_says_what_is_lost(folder: Path, capsys: 
 def test_a_dump_shows_entries_and_bodies_safely(folder: Path, capsys: Captured):
     assert run(["log", "dump", str(folder)]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 22
+    assert len(lines) == 24
     assert "topic created" in lines[0]
     assert run(["log", "dump", str(folder), "--topic", "other", "--bodies"]) == ExitCode.OK
     out = capsys.readouterr().out
@@ -73,21 +73,21 @@ def test_a_dump_shows_entries_and_bodies_safely(folder: Path, capsys: Captured):
 
 
 def test_a_dump_begins_where_it_is_told(folder: Path, capsys: Captured):
-    assert run(["log", "dump", str(folder), "--from-index", "20", "--json"]) == ExitCode.OK
+    assert run(["log", "dump", str(folder), "--from-index", "22", "--json"]) == ExitCode.OK
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [entry["index"] for entry in entries] == [20, 21, 22]
+    assert [entry["index"] for entry in entries] == [22, 23, 24]
 
 
 def test_a_dump_of_a_damaged_log_goes_on_behind_the_damage(folder: Path, capsys: Captured):
-    damage(folder, position_of(folder, 5, capsys) + 80)
+    damage(folder, position_of(folder, 7, capsys) + 80)
     assert run(["log", "dump", str(folder)]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 22
-    assert "are damaged" in lines[4]
+    assert len(lines) == 24
+    assert "are damaged" in lines[6]
 
 
 def test_nothing_is_repaired_without_a_yes(folder: Path, capsys: Captured):
-    damage(folder, position_of(folder, 5, capsys) + 80)
+    damage(folder, position_of(folder, 7, capsys) + 80)
     assert run(["log", "repair", str(folder)]) == ExitCode.USAGE
     assert run(["log", "repair", str(folder), "--yes"]) == ExitCode.CORRUPTION
     assert "--accept-loss" in capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_nothing_is_repaired_without_a_yes(folder: Path, capsys: Captured):
 
 
 def test_after_a_repair_the_check_passes_and_the_rest_can_be_read(folder: Path, capsys: Captured):
-    damage(folder, position_of(folder, 5, capsys) + 80)
+    damage(folder, position_of(folder, 7, capsys) + 80)
     assert run(["log", "repair", str(folder), "--yes", "--accept-loss"]) == ExitCode.OK
     out = capsys.readouterr().out
     assert "saved as" in out

@@ -43,7 +43,7 @@ def test_each_row_that_holds_the_offset_is_told_in_order():
         row("acked", 40, member="dan", ranges=((0, 1), (5, 9)), took_ms=(99, 12)),
     )
     assert sentences(story) == [
-        "attempt 1 failed by ann, again in 10 s: no luck",
+        "attempt 1 by ann failed, again in 10 s: no luck",
         "the lease of bob ran out in attempt 2, again at once",
         "cid was lost in attempt 3, again at once",
         "acked by dan after 12 ms",
@@ -156,7 +156,7 @@ def test_the_text_for_people_counts_from_the_publish():
         "  published by shop on web-1, pid 4711 at 1970-01-01T00:00:01.000Z, 1m ago",
         "  stored as event 12, 5 bytes, on disk, node n1",
         "  group billing: acked by bob after 20 ms",
-        "       +500 ms  attempt 1 failed by ann, again in 10 s",
+        "       +500 ms  attempt 1 by ann failed, again in 10 s",
         "         +11 s  acked by bob after 20 ms",
         "  the oldest part of the trace is gone: more may have happened before",
     ]

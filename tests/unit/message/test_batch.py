@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onward.errors import InvalidRequest, ProtocolError
@@ -15,13 +15,20 @@ from onward.message.batch import (
 from onward.message.columns import Column
 
 MAX = 1 << 20
-COLUMNS = ("keys", "headers", "tags", "trace_ids", "due_at_ms", "priorities", "tenants")
+# How fast the machine makes examples is not what is tested here.
+SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+COLUMNS = (
+    *("keys", "headers", "tags", "trace_ids", "due_at_ms", "priorities", "tenants"),
+    *("topics", "uniques", "replaces", "schedule_ids"),
+)
 
 text = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=10)
 header_maps = st.none() | st.dictionaries(st.text("ab", max_size=3), st.binary(max_size=5))
 values = {
     "headers": header_maps,
     "due_at_ms": st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
+    "replaces": st.none() | st.integers(-1, 2**63 - 1),
+    "schedule_ids": st.none() | st.integers(0, 2**63 - 1),
     "priorities": st.integers(0, 255),
 }
 
@@ -40,6 +47,7 @@ def batch_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return arguments
 
 
+@SLOWLY
 @given(batch_arguments(), st.integers(0, 20))
 def test_a_batch_comes_back_as_it_was_encoded(arguments: dict[str, Any], at: int) -> None:
     packed = encode_batch(**arguments)
@@ -59,6 +67,7 @@ def test_a_batch_comes_back_as_it_was_encoded(arguments: dict[str, Any], at: int
         assert getattr(header, name) == arguments[name]
 
 
+@SLOWLY
 @given(batch_arguments())
 def test_the_largest_body_is_found_without_making_bodies(arguments: dict[str, Any]) -> None:
     packed = encode_batch(**arguments)
@@ -67,6 +76,7 @@ def test_the_largest_body_is_found_without_making_bodies(arguments: dict[str, An
     assert largest_body_bytes(packed, 0, header) == largest <= header.raw_bytes
 
 
+@SLOWLY
 @given(st.lists(batch_arguments(), max_size=4))
 def test_batches_back_to_back_are_walked_one_by_one(many: list[dict[str, Any]]) -> None:
     packed = [encode_batch(**arguments) for arguments in many]
@@ -75,7 +85,7 @@ def test_batches_back_to_back_are_walked_one_by_one(many: list[dict[str, Any]]) 
     assert [joined[at : at + header.length] for at, header in walked] == packed
 
 
-@settings(max_examples=30)
+@settings(SLOWLY, max_examples=30)
 @given(batch_arguments())
 def test_every_flipped_byte_is_detected(arguments: dict[str, Any]) -> None:
     packed = bytearray(encode_batch(**arguments))
@@ -87,7 +97,7 @@ def test_every_flipped_byte_is_detected(arguments: dict[str, Any]) -> None:
     check_batch(packed)
 
 
-@settings(max_examples=30)
+@settings(SLOWLY, max_examples=30)
 @given(batch_arguments())
 def test_every_truncation_is_refused(arguments: dict[str, Any]) -> None:
     packed = encode_batch(**arguments)
@@ -129,6 +139,8 @@ def test_bytes_that_are_not_utf8_survive_in_a_text_column() -> None:
         ({"bodies": [b"a"], "due_at_ms": []}, "due_at_ms has 0 values for 1 messages"),
         ({"bodies": [b"a"], "priorities": [256]}, "a priority is a number from 0 to 255"),
         ({"bodies": [b"a"], "due_at_ms": [2**63]}, "does not fit into 64 bits"),
+        ({"bodies": [b"a"], "schedule_ids": [2**63]}, "a schedule id does not fit into 64 bits"),
+        ({"bodies": [b"a"], "topics": ["a", "b"]}, "topics has 2 values for 1 messages"),
         ({"bodies": [b"a"], "tags": ["\ud800"]}, "cannot be written as utf-8"),
         ({"bodies": [b"a"], "compression": "gzip"}, "unknown compression 'gzip'"),
     ],

@@ -70,6 +70,7 @@ def test_a_lie_in_header_or_directory_is_refused_and_named(lie: bytes, why: str)
 def open_all(batch: Batch) -> None:
     _ = batch.bodies, batch.keys, batch.headers, batch.tags, batch.trace_ids
     _ = batch.due_at_ms, batch.priorities, batch.tenants
+    _ = batch.topics, batch.uniques, batch.replaces, batch.schedule_ids
     _ = batch.body_lengths, batch.body_bytes
 
 
@@ -96,7 +97,7 @@ def test_the_length_of_a_single_body_must_be_its_column() -> None:
         _ = decode_batch(lie, raw_bytes_max=MAX).bodies
 
 
-@pytest.mark.parametrize("kind", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("kind", range(1, 12))
 @pytest.mark.parametrize(
     "column", [b"", b"\xff", b"\xff" * 2, b"\x01" * 7, bytes(15), b"\x09" * 40]
 )

@@ -2,7 +2,7 @@ import heapq
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onward.schedule.order import (
@@ -19,6 +19,7 @@ from onward.schedule.order import (
 
 YEAR_MS = 365 * 86_400_000
 END_MS = 2**62
+SETTINGS = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 moments = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), unique_by=lambda one: one[1])
 
@@ -59,11 +60,13 @@ def test_future_times_stay_as_they_are() -> None:
     assert len(accepted_rows([], first_number=0, time_ms=100)) == 0
 
 
+@SETTINGS
 @given(moments)
 def test_rows_are_sorted_by_time_and_then_by_number(some: list[Moment]) -> None:
     assert sorted_rows(rows_of(some)).moments() == sorted(some)
 
 
+@SETTINGS
 @given(moments, st.tuples(st.integers(-1, 41), st.integers(-1, 61)))
 def test_rows_are_counted_up_to_a_moment(some: list[Moment], moment: Moment) -> None:
     rows = rows_of(sorted(some))
@@ -84,6 +87,7 @@ def test_rows_show_themselves_in_few_words() -> None:
     assert Rows() != []
 
 
+@SETTINGS
 @given(st.lists(moments, max_size=5), st.integers(0, 45), st.integers(1, 50))
 def test_rows_of_all_parts_are_taken_in_order(
     parts: list[list[Moment]], now_ms: int, limit: int
@@ -272,7 +276,7 @@ def test_a_tail_goes_back_and_forth() -> None:
     assert (tail.head(), tail.count, len(tail.take_until(END_MS, 9))) == (None, 0, 0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(SETTINGS, max_examples=15)
 @given(st.integers(0, 2**32))
 def test_decades_fire_as_a_heap_would_fire_them(seed: int) -> None:
     """Batches come in, parts are exchanged, firings fail, years pass: against a plain heap."""

@@ -1,0 +1,508 @@
+"""Where scheduled messages wait: the newest in the log, with their times in memory; older in runs.
+
+    @schedule ──▶ tail (rows in memory, messages in the log) ──▶ run ──▶ larger run ──▶ gone
+
+When the tail is long, a child builds a run of it; runs of one size are merged, eight at a time, and
+what has fired or was cancelled is left out. A run counts once a checkpoint names it; before that
+the log still has its messages, so a crash at any moment loses nothing. Files of runs are read in
+threads, and only by who holds the lock of the schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from onward.errors import Corruption, OnwardError
+from onward.log.disk import OsDisk
+from onward.log.log import Span
+from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
+from onward.message.columns import Column
+from onward.message.entry import entry_heads
+from onward.schedule.aside import Aside, BuildPlan, MergePlan, Plan, perform
+from onward.schedule.order import BEFORE_ALL, Moment, Rows, TailPart, Taken, accepted_rows
+from onward.schedule.record import Record, Records, records_of
+from onward.schedule.run import Run, Waiting
+from onward.schedule.state import SCHEDULE_TOPIC
+from onward.schedule.writer import RunSummary
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.schedule_intake import Accepted
+    from onward.broker.scheduling import Scheduling
+
+logger = logging.getLogger("onward.schedule")
+
+TAIL_ROWS_MAX = 65_536
+TAIL_BYTES_MAX = 32 << 20
+READ_BYTES_MAX = 512 << 10
+MERGED_RUNS = 8
+TIER_ROWS = 65_536
+BUILDS_PER_CHECKPOINT = 8
+FAILED_PAUSE_MS = 10_000
+
+
+class Places(NamedTuple):
+    """Where numbers and business keys are."""
+
+    by_number: dict[int, Waiting]
+    by_unique: dict[str, Waiting]
+
+
+class ScheduleFiles:
+    """The parts of the schedule, and how they become others."""
+
+    def __init__(self, broker: Broker, scheduling: Scheduling) -> None:
+        self._broker = broker
+        self._log = broker.log
+        self._scheduling = scheduling
+        self._tails: list[_Tail] = []
+        self._runs: dict[str, Run] = {}
+        self._work: asyncio.Task[None] | None = None
+        self._child: Aside | None = None
+        self._builds = 0
+        self._again_at_ms = 0
+        self._garbage: list[str] = []
+        """Files that no checkpoint will name any more."""
+
+    # --- opening -----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the runs, and read again what waits in the log only."""
+        state, disk, folder = self._scheduling.state, self._log.disk, self._log.folder
+        for name in disk.list_folder(folder):
+            if name.startswith("schedule-") and name not in state.runs:
+                disk.remove(f"{folder}/{name}")
+        for name in state.runs:
+            self._add_run(name, Run.open(disk, f"{folder}/{name}"))
+        self._new_tail(state.built_end)
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if topic is not None:
+            for records in self._read_all(state.built_end, topic.next_offset):
+                self._tails[-1].take_back(records)
+                self._scheduling.order.parts[-1].seek(state.last)
+
+    def _read_all(self, start: int, end: int) -> Iterator[Records]:
+        for span in self._spans(start, end):
+            entries = self._log.read(span, wait=True)
+            assert entries is not None
+            for records in _records(entries):
+                if records.count and records.numbers[-1] >= start:
+                    first = max(0, start - records.numbers[0])
+                    yield records.slice(first, records.count) if first else records
+
+    def _spans(self, start: int, end: int) -> Iterator[Span]:
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if topic is None:
+            return
+        while start < end:
+            span = self._log.plan(topic.number, start, bytes_max=READ_BYTES_MAX, end_offset=end)
+            if span is None:
+                return
+            yield span
+            start = span.end_offset
+
+    # --- what comes in -----------------------------------------------------------------------
+
+    def add(self, accepted: Accepted) -> None:
+        """Let a stored batch wait."""
+        tail = self._tails[-1]
+        tail.add(accepted)
+        for number in accepted.replaces or ():
+            if number is not None and number >= 0:
+                self._scheduling.state.replaced.add(number)
+        self._scheduling.intake.deciding.recurring.stored(accepted)
+
+    def forget_uniques(self, uniques: Iterable[bytes | None]) -> None:
+        """What has fired waits under its business key no longer."""
+        for unique in uniques:
+            if unique is not None:
+                for tail in self._tails:
+                    tail.uniques.pop(unique.decode("utf-8", "surrogateescape"), None)
+
+    # --- what fires --------------------------------------------------------------------------
+
+    async def records(self, taken: Taken) -> Records:
+        """Return the messages of rows that were taken, in the order in which they fire."""
+        gathered = Records.empty()
+        for part, rows in taken.slices:
+            if isinstance(part, Run):
+                run = part
+                some = await self._broker.in_thread(lambda: run.records_of(rows))  # noqa: B023
+            else:
+                some = await self._from_log(list(rows.numbers))
+            gathered.extend(some)
+        if len(taken.slices) > 1 or not isinstance(taken.slices[0][0], Run):
+            gathered = gathered.select(list(taken.places)) if len(taken.slices) > 1 else gathered
+        return gathered
+
+    async def _from_log(self, numbers: list[int]) -> Records:
+        """Return messages that wait in the log only, in the order of `numbers`."""
+        wanted = sorted(numbers)
+        spans = list(self._spans_of(wanted))
+        chosen = set(wanted)
+
+        def read() -> Records:
+            found = Records.empty()
+            for span in spans:
+                entries = self._log.read(span, wait=True)
+                assert entries is not None
+                for records in _records(entries):
+                    rows = [row for row, one in enumerate(records.numbers) if one in chosen]
+                    if rows:
+                        found.extend(
+                            records if len(rows) == records.count else records.select(rows)
+                        )
+            return found
+
+        found = await self._broker.in_thread(read)
+        if found.count != len(numbers):
+            raise Corruption(
+                f"{len(numbers) - found.count} scheduled messages are not in the log: "
+                f"run 'onward log check' on this folder"
+            )
+        if found.numbers == numbers:
+            return found
+        place = {number: row for row, number in enumerate(found.numbers)}
+        return found.select([place[number] for number in numbers])
+
+    def _spans_of(self, numbers: Sequence[int]) -> Iterator[Span]:
+        """Walk over the stretches of the log that hold the numbers, which ascend."""
+        at = 0
+        while at < len(numbers):
+            spans = self._spans(numbers[at], numbers[-1] + 1)
+            span = next(spans, None)
+            if span is None:
+                return
+            yield span
+            end = span.end_offset
+            while at < len(numbers) and numbers[at] < end:
+                at += 1
+
+    # --- what is asked -----------------------------------------------------------------------
+
+    async def look_up(self, numbers: Sequence[int], uniques: Sequence[str]) -> Places:
+        """Find numbers and business keys; who calls holds the lock."""
+        by_number: dict[int, Waiting] = {}
+        by_unique: dict[str, Waiting] = {}
+        for unique in uniques:
+            for tail in reversed(self._tails):
+                if (number := tail.uniques.get(unique)) is not None:
+                    by_unique[unique] = tail.place_of(number)
+                    break
+        for number in numbers:
+            for tail in self._tails:
+                if tail.holds(number):
+                    by_number[number] = tail.place_of(number)
+        runs = list(self._runs.values())
+        missing = [one for one in numbers if one not in by_number]
+        unseen = [one for one in uniques if one not in by_unique]
+
+        def read() -> None:
+            for run in runs:
+                for number in missing:
+                    if run.number_start <= number < run.number_end:
+                        place = run.place_of(number)
+                        if place is not None:
+                            by_number[number] = place
+                for unique in unseen:
+                    place = next(iter(run.find_unique(unique)), None)
+                    known = by_unique.get(unique)
+                    if place is not None and (known is None or place.number > known.number):
+                        by_unique[unique] = place
+
+        if runs and (missing or unseen):
+            await self._broker.in_thread(read)
+        return Places(by_number, by_unique)
+
+    async def record(self, number: int) -> Record:
+        """Return the message with this number, which waits; who calls holds the lock."""
+        if any(tail.holds(number) for tail in self._tails):
+            return (await self._from_log([number])).record(0)
+        runs = [run for run in self._runs.values() if run.number_start <= number < run.number_end]
+
+        def read() -> Record | None:
+            return next((found for run in runs if (found := run.find(number)) is not None), None)
+
+        record = await self._broker.in_thread(read)
+        if record is None:
+            raise Corruption(f"scheduled message {number} is not in its run")
+        return record
+
+    async def peek(self, *, after: Moment, until_ms: int, limit: int) -> Records:
+        """Return what waits after a moment and up to a time; who calls holds the lock."""
+        order = self._scheduling.order
+        taken = await self._broker.in_thread(
+            lambda: order.peek(after=after, until_ms=until_ms, limit=limit)
+        )
+        return await self.records(taken) if len(taken) else Records.empty()
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return the runs, to be read by who holds the lock."""
+        return list(self._runs.values())
+
+    @property
+    def tails(self) -> list[_Tail]:
+        """Return the tails, the oldest first."""
+        return self._tails
+
+    # --- tending -----------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Build or merge when it is time; one work at a time, aside."""
+        if self._work is not None or self._broker.publishing.is_stopping:
+            return
+        if self._broker.clock.monotonic_ms() < self._again_at_ms:
+            return
+        tail = self._tails[-1]
+        if tail.part.rows_total >= TAIL_ROWS_MAX or tail.bytes >= TAIL_BYTES_MAX:
+            self._new_tail(tail.part.number_end)
+        work = self._next_work()
+        if work is not None:
+            self._work = asyncio.get_running_loop().create_task(work)
+            self._work.add_done_callback(self._worked)
+
+    def _next_work(self) -> Coroutine[Any, Any, None] | None:
+        if len(self._tails) > 1:
+            return self._build()
+        runs = self._to_merge()
+        if runs:
+            return self._merge(runs)
+        return None
+
+    def _new_tail(self, number: int) -> None:
+        tail = _Tail(number)
+        self._tails.append(tail)
+        self._scheduling.order.add(tail.part)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._work = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, OnwardError | OSError):
+            logger.warning("tending the schedule failed and will be tried again: %s", error)
+            self._again_at_ms = self._broker.clock.monotonic_ms() + FAILED_PAUSE_MS
+        elif error is not None:
+            self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    async def _build(self) -> None:
+        """Make a run of all tails but the newest."""
+        tails = self._tails[:-1]
+        start, end = tails[0].part.number_start, tails[-1].part.number_end
+        topic = self._broker.catalogue.by_name[SCHEDULE_TOPIC]
+        files: list[str] = []
+        pieces: list[tuple[int, int, int]] = []
+        for span in self._spans(start, end):
+            if span.segment.path not in files:
+                files.append(span.segment.path)
+            pieces.append((files.index(span.segment.path), span.position, span.length))
+        state = self._scheduling.state
+        plan = BuildPlan(
+            path=self._new_path(), topic=topic.number, files=tuple(files), pieces=tuple(pieces),
+            cursors=self._cursors(), cancelled=self._gone(),
+        )  # fmt: skip
+        summary = await self._perform(plan)
+        async with self._scheduling.lock:
+            self._scheduling.take_in()
+            opened = await self._open_runs(summary)
+            for tail in tails:
+                self._scheduling.order.remove(tail.part)
+                self._tails.remove(tail)
+            names = await self._use(opened)
+            # Together: a checkpoint must never see one without the other.
+            state.runs = [*state.runs, *names]
+            state.built_end = end
+        self._builds += 1
+        if self._builds % BUILDS_PER_CHECKPOINT == 0:
+            await self._note()
+
+    def _to_merge(self) -> list[str]:
+        """Return the runs to merge next: eight of one size; those that have fired go alone."""
+        last = self._scheduling.state.last
+        fired = [name for name, run in self._runs.items() if run.last <= last]
+        if fired:
+            return fired[:MERGED_RUNS]
+        tiers: dict[int, list[str]] = {}
+        for name, run in self._runs.items():
+            tier = (max(run.rows_total, 1) // TIER_ROWS).bit_length() // 3
+            tiers.setdefault(tier, []).append(name)
+        for names in tiers.values():
+            if len(names) >= MERGED_RUNS:
+                return names[:MERGED_RUNS]
+        return []
+
+    async def _merge(self, names: list[str]) -> None:
+        state, last = self._scheduling.state, self._scheduling.state.last
+        folder = self._log.folder
+        runs = [self._runs[name] for name in names]
+        summary = RunSummary(0, 0)
+        if any(run.last > last for run in runs):
+            plan = MergePlan(
+                path=self._new_path(), runs=tuple(f"{folder}/{name}" for name in names),
+                cursors=self._cursors(), cancelled=self._gone(),
+            )  # fmt: skip
+            summary = await self._perform(plan)
+        async with self._scheduling.lock:
+            self._scheduling.take_in()
+            opened = await self._open_runs(summary)
+            for name in names:
+                run = self._runs.pop(name)
+                self._scheduling.order.remove(run)
+                run.close()
+            merged = await self._use(opened)
+            state.runs = [*(one for one in state.runs if one not in names), *merged]
+            self._garbage += names
+        await self._note()
+
+    async def _perform(self, plan: Plan) -> RunSummary:
+        """Let a child work where one can see the disk; else work here."""
+        if not isinstance(self._log.disk, OsDisk):
+            return await self._broker.in_thread(lambda: perform(plan, self._log.disk))
+        child = self._child = Aside(plan)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(child.fileno(), ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(child.fileno())
+        summary = await self._broker.in_thread(child.wait)
+        self._child = None
+        return summary
+
+    async def _open_runs(self, summary: RunSummary) -> list[Run]:
+        disk = self._log.disk
+        return [
+            await self._broker.in_thread(lambda: Run.open(disk, path))  # noqa: B023
+            for path in summary.paths
+        ]
+
+    async def _use(self, runs: list[Run]) -> list[str]:
+        """Let runs take part in the order, and return their names; who calls holds the lock."""
+        names = [run.path.rsplit("/", 1)[-1] for run in runs]
+        for name, run in zip(names, runs, strict=True):
+            await self._broker.in_thread(lambda: self._add_run(name, run))  # noqa: B023
+        return names
+
+    def _add_run(self, name: str, run: Run) -> None:
+        self._runs[name] = run
+        self._scheduling.order.add(run)
+
+    async def _note(self) -> None:
+        """Let a checkpoint name the runs; then what they replace may go."""
+        garbage, self._garbage = self._garbage, []
+        built_end = self._scheduling.state.built_end
+        await self._broker.housekeeping.checkpoint(copies=2)
+        for name in garbage:
+            self._log.disk.remove(f"{self._log.folder}/{name}")
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if topic is not None and built_end > topic.first_offset:
+            topic.first_offset = built_end
+            self._broker.housekeeping.retain_soon()
+
+    def _new_path(self) -> str:
+        state = self._scheduling.state
+        state.serial += 1
+        return f"{self._log.folder}/schedule-{state.serial:08d}.run"
+
+    def _cursors(self) -> dict[str, Moment]:
+        """Return up to where each topic has fired, as a build or a merge must know it."""
+        state = self._scheduling.state
+        if state.last == BEFORE_ALL and not state.cursors:
+            return {}
+        topics = {*state.cursors}
+        for run in self._runs.values():
+            topics.update(run.topics)
+        for tail in self._tails:
+            topics.update(tail.topics)
+        return {topic: state.cursor_of(topic) for topic in topics}
+
+    def _gone(self) -> bytes:
+        state = self._scheduling.state
+        if not len(state.replaced):
+            return state.cancelled.save() if len(state.cancelled) else b""
+        both = type(state.cancelled).load(state.cancelled.save())
+        both.add_many(state.replaced)
+        return both.save()
+
+    async def close(self) -> None:
+        """End the work under way, and close the files."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+        if self._child is not None:
+            await self._broker.in_thread(self._child.kill)
+        for run in self._runs.values():
+            run.close()
+
+
+class _Tail:
+    """What waits in the log only: its rows, its topics, its business keys."""
+
+    __slots__ = ("_at_ms", "_topics", "bytes", "part", "topics", "uniques")
+
+    def __init__(self, number: int) -> None:
+        self.part = TailPart(number_start=number)
+        self.bytes = 0
+        self.uniques: dict[str, int] = {}
+        self.topics: dict[str, str] = {}
+        """One text for each topic, however many messages go there."""
+        self._topics: list[str] = []
+        self._at_ms: list[int] = []
+
+    def add(self, accepted: Accepted) -> None:
+        """Take in a batch that was stored."""
+        rows = accepted_rows(
+            accepted.due_at_ms, first_number=accepted.first_number, time_ms=accepted.time_ms
+        )
+        self.part.add(rows)
+        self.bytes += accepted.bytes
+        self._at_ms += rows.at_ms
+        self._note(accepted.topics, accepted.uniques, accepted.first_number)
+
+    def take_back(self, records: Records) -> None:
+        """Take in messages that were read again from the log, at a start."""
+        self.part.add(Rows(array("q", records.at_ms), array("Q", records.numbers)))
+        self.bytes += sum(records.sizes())
+        self._at_ms += records.at_ms
+        packed = records.optional.get(Column.UNIQUES)
+        uniques = None
+        if packed is not None:
+            uniques = [
+                None if one is None else one.decode("utf-8", "surrogateescape") for one in packed
+            ]
+        self._note(records.topics, uniques, records.numbers[0])
+
+    def _note(self, topics: list[str], uniques: list[str | None] | None, number: int) -> None:
+        known = self.topics
+        self._topics += [known.setdefault(topic, topic) for topic in topics]
+        for row, unique in enumerate(uniques or ()):
+            if unique is not None:
+                self.uniques[unique] = number + row
+
+    def holds(self, number: int) -> bool:
+        """Tell whether a number waits here."""
+        return self.part.number_start <= number < self.part.number_end
+
+    def place_of(self, number: int) -> Waiting:
+        """Return when a number fires, and where to."""
+        row = number - self.part.number_start
+        return Waiting(number, self._at_ms[row], self._topics[row])
+
+    def rows(self) -> Iterator[tuple[int, str]]:
+        """Walk over (at_ms, topic) of everything that came here."""
+        return zip(self._at_ms, self._topics, strict=True)
+
+
+def _records(entries: bytes | bytearray | memoryview) -> Iterator[Records]:
+    """Walk over the scheduled batches of raw entries."""
+    for entry in entry_heads(entries):
+        number, start = entry.base_offset, entry.body_position
+        for at, header in batches_of(entries, start, start + entry.body_bytes):
+            batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
+            yield records_of(batch, first_number=number, time_ms=entry.time_ms)
+            number += header.count

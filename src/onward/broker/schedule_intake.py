@@ -1,0 +1,177 @@
+"""What may be scheduled: each batch of `@schedule` is looked at before it is stored.
+
+A batch says for each message when (`due_at_ms`), where to (`topics`), and perhaps its business key
+(`uniques`), and whether it takes the place of what waits under that key (`replaces`: -1, which the
+broker turns into the number of what it replaces). Whatever is wrong is refused here, by the whole
+batch: later there is nobody to tell. Batches with business keys are decided one after another
+(`deciding`); all others are stored at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from onward.broker.deciding import Deciding
+from onward.delivery.ranges import ranges_of
+from onward.delivery.trace import Trace, short_cause
+from onward.durations import format_duration
+from onward.errors import Forbidden, InvalidName, InvalidRequest, ProtocolError
+from onward.log.disk import Buffer
+from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch
+from onward.message.columns import NO_INSTANT, Column
+from onward.message.names import check_topic_name
+from onward.schedule.record import Records, records_of
+from onward.schedule.state import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.catalogue import Topic
+    from onward.broker.publish import Publish
+    from onward.broker.scheduling import Scheduling
+
+UNIQUE_CHARACTERS_MAX = 512
+REPLACE_WAITING = -1
+"""In the column `replaces`: take the place of whatever waits under the same business key."""
+RECURRING = "@recurring/"
+"""Business keys that begin with this are runs of recurring schedules."""
+
+
+class Accepted:
+    """The rows of a batch on its way: what the schedule must know of them."""
+
+    __slots__ = ("bytes", "due_at_ms", "first_number", "replaces", "time_ms", "topics", "uniques")
+
+    def __init__(
+        self, due_at_ms: Sequence[int], topics: list[str], uniques: list[str | None] | None,
+        replaces: list[int | None] | None, size: int,
+    ) -> None:  # fmt: skip
+        self.due_at_ms = due_at_ms
+        self.topics = topics
+        self.uniques = uniques
+        self.replaces = replaces
+        self.bytes = size
+        self.first_number = 0
+        self.time_ms = 0
+
+
+class ScheduleIntake:
+    """Checks scheduled batches and hands them on."""
+
+    def __init__(self, broker: Broker, scheduling: Scheduling) -> None:
+        self._broker = broker
+        self._scheduling = scheduling
+        self._accepted: dict[int, Accepted] = {}
+        """By the identity of their batches, which the commit under way holds."""
+        self.deciding = Deciding(broker, scheduling, self)
+
+    # --- publishes ---------------------------------------------------------------------------
+
+    def check(self, packed: Buffer) -> Accepted:
+        """Return what a batch says, or raise what is wrong with it."""
+        try:
+            batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
+            accepted = _accepted(batch, len(packed))
+        except ProtocolError as error:
+            raise InvalidRequest(f"the scheduled batch is not understood: {error}") from None
+        self._check_times(accepted.due_at_ms)
+        for name in set(accepted.topics):
+            self._check_target(name)
+        _check_uniques(accepted)
+        return accepted
+
+    def _check_times(self, due_at_ms: Sequence[int]) -> None:
+        ahead_ms = self._broker.settings.schedule.ahead_ms_max
+        if max(due_at_ms) > self._broker.clock.now_ms() + ahead_ms:
+            raise InvalidRequest(
+                f"a message is scheduled at most {format_duration(ahead_ms)} ahead "
+                f"(schedule.ahead_ms_max)"
+            )
+        if NO_INSTANT in due_at_ms:
+            raise InvalidRequest("each scheduled message has a time")
+
+    def _check_target(self, name: str) -> None:
+        check_topic_name(name)
+        topic = self._broker.catalogue.by_name.get(name)
+        if topic is None or topic.ending:
+            self._broker.publishing.create_on_use(name, lambda error: None)
+        elif not topic.is_open:
+            raise Forbidden(f"topic {name!r} is {topic.record.rule}: it cannot be written")
+
+    def take(self, publish: Publish, accepted: Accepted) -> None:
+        """Store a batch that was checked; with business keys when it is their turn."""
+        if accepted.uniques is None:
+            self.accept(publish, accepted)
+        else:
+            self.deciding.publish(publish, accepted)
+
+    def accept(self, publish: Publish, accepted: Accepted) -> None:
+        """Let a batch go to the disk."""
+        self.expect(publish[2], accepted)
+        self._broker.publishing.accept(self.topic(), publish, publish[6])
+
+    def expect(self, batch: Buffer, accepted: Accepted) -> None:
+        """Remember what a batch says until it is stored."""
+        self._accepted[id(batch)] = accepted
+
+    def topic(self) -> Topic:
+        """Return the topic of what is scheduled; the first use creates it."""
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if topic is None:
+            publishing = self._broker.publishing
+            topic = publishing.create_topic(
+                publishing.new_record(SCHEDULE_TOPIC), done=lambda error: None
+            )
+        return topic
+
+    def take_accepted(self, batch: Buffer) -> Accepted | None:
+        """Return what a stored batch says."""
+        return self._accepted.pop(id(batch), None)
+
+    def forget(self, batch: Buffer) -> None:
+        """A batch was refused."""
+        self._accepted.pop(id(batch), None)
+
+    # --- what fires or never will ------------------------------------------------------------
+
+    def cancel_numbers(self, numbers: Iterable[int], *, cause: str) -> None:
+        """Cancel what cannot fire; nobody waits for the answer."""
+        self._broker.consuming.record(
+            [self.cancelled_row(numbers, cause=cause)], lambda error: None
+        )
+
+    def cancelled_row(self, numbers: Iterable[int], *, cause: str = "") -> Trace:
+        """Return the row that says that numbers will not fire."""
+        return Trace(
+            did="cancelled", at_ms=self._broker.clock.now_ms(), topic=SCHEDULE_TOPIC,
+            ranges=tuple(ranges_of(numbers)), cause=short_cause(cause),
+        )  # fmt: skip
+
+    def fired(self, records: Records) -> None:
+        """Take note of what has just fired: a recurring schedule has its next run."""
+        uniques = records.optional.get(Column.UNIQUES)
+        if uniques is not None:
+            self._scheduling.files.forget_uniques(uniques)
+            self.deciding.recurring.fired(uniques)
+
+
+def _accepted(batch: Batch, size: int) -> Accepted:
+    records = records_of(batch, first_number=0, time_ms=NO_INSTANT)
+    if records.count != batch.count:
+        raise ProtocolError("each scheduled message has a topic")
+    return Accepted(records.due_at_ms, records.topics, batch.uniques, batch.replaces, size)
+
+
+def _check_uniques(accepted: Accepted) -> None:
+    uniques = [one for one in accepted.uniques or () if one is not None]
+    if len(set(uniques)) < len(uniques):
+        raise InvalidRequest("a batch names a unique key twice")
+    for unique in uniques:
+        if not 1 <= len(unique) <= UNIQUE_CHARACTERS_MAX:
+            raise InvalidRequest(f"a unique key has 1 to {UNIQUE_CHARACTERS_MAX} characters")
+        if unique.startswith("@"):
+            raise InvalidName(f"the unique key {unique[:40]!a} belongs to the system")
+    for row, replaced in enumerate(accepted.replaces or ()):
+        has_unique = accepted.uniques is not None and accepted.uniques[row] is not None
+        if replaced is not None and (replaced != REPLACE_WAITING or not has_unique):
+            raise InvalidRequest("a message replaces what waits under its unique key, nothing else")

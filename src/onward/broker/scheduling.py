@@ -1,0 +1,300 @@
+"""THE SCHEDULE: from a message that waits to the moment when it becomes visible.
+
+    accept   a batch of `@schedule`: checked, stored, its rows wait          `schedule_intake`
+    wait     the newest in memory, the others in sorted runs on disk          `schedule_files`
+    fire     what is due, in order: ordinary messages, one commit a step      here
+    decide   cancel, move, replace: between two steps, so that the answer is exact   `deciding`
+
+A step takes what is due and holds the lock until it is durable; decisions hold it too. So whatever
+is asked about a message is asked before or after it fired, never meanwhile. Nothing fires early: no
+entry gets an earlier time than what was taken as due, and the clock is believed only as far as time
+has really passed (`onward.schedule.time`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from onward.broker.inside import Inside
+from onward.broker.joining import on_loop
+from onward.broker.outcomes import Done
+from onward.broker.schedule_files import ScheduleFiles
+from onward.broker.schedule_intake import Accepted, ScheduleIntake
+from onward.errors import Corruption, OnwardError, Unavailable
+from onward.schedule.order import Order, Taken
+from onward.schedule.record import Records, encode_fired
+from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
+from onward.schedule.time import SteadyTime
+
+if TYPE_CHECKING:
+    from onward.broker.broker import Broker
+    from onward.broker.catalogue import Topic
+    from onward.broker.collected import Staged
+    from onward.message.entry import Entry
+
+logger = logging.getLogger("onward.schedule")
+
+STEP_ROWS_MIN = 64
+STEP_ROWS_MAX = 16_384
+STEP_BYTES_MAX = 4 << 20
+BATCH_BYTES_MAX = 512 << 10
+LOOK_AGAIN_S = 1.0
+"""The clock is looked at so often at least: it may have jumped."""
+FAILED_PAUSE_S = 1.0
+
+
+class Scheduling:
+    """All that waits for its time."""
+
+    def __init__(self, broker: Broker, state: ScheduleState) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self.state = state
+        self.time = SteadyTime(
+            wall_ms=broker.clock.now_ms(), steady_ms=broker.clock.monotonic_ms(),
+            hold_ms_max=broker.settings.schedule.jump_hold_ms,
+        )  # fmt: skip
+        self.lock = asyncio.Lock()
+        self.inside = Inside()
+        self.order = Order(last=state.last)
+        self.files = ScheduleFiles(broker, self)
+        self.intake = ScheduleIntake(broker, self)
+        self._arrived: list[Accepted] = []
+        self._alarm = asyncio.Event()
+        self._step_rows = STEP_ROWS_MIN
+        self._step_number = state.step
+        self.fired_count = 0
+        self.late_ms_last = 0
+        self.late_ms_max = 0
+        self.files.open()
+        self.intake.deciding.recurring.begin()
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    # --- what is stored ----------------------------------------------------------------------
+
+    def stored(self, staged: Sequence[Staged], entries: Sequence[Entry]) -> None:
+        """Take in the scheduled batches of a commit, which are durable now."""
+        for (topic, publishes), entry in zip(staged, entries, strict=True):
+            if topic.name != SCHEDULE_TOPIC:
+                continue
+            number = entry.base_offset
+            for publish in publishes:
+                accepted = self.intake.take_accepted(publish[2])
+                if accepted is not None:
+                    accepted.first_number, accepted.time_ms = number, entry.time_ms
+                    self._arrived.append(accepted)
+                number += publish[3]
+        if self._arrived and not self.lock.locked():
+            self.take_in()
+
+    def take_in(self) -> None:
+        """Let what has arrived wait with the others; never while the order is being used."""
+        arrived, self._arrived = self._arrived, []
+        for accepted in arrived:
+            self.files.add(accepted)
+        head = self.order.next_ms()
+        if arrived and head is not None and head <= self._broker.clock.now_ms():
+            self._alarm.set()
+        elif arrived:
+            self._set_alarm()
+
+    # --- fire --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await self._until_due()
+            async with self.lock:
+                self.take_in()
+                try:
+                    await self._step()
+                except (OnwardError, OSError) as error:
+                    logger.warning("firing failed and will be tried again: %s", error)
+                    if isinstance(error, Corruption):
+                        raise
+                    await asyncio.sleep(FAILED_PAUSE_S)
+                self.take_in()
+            self.files.tend()
+
+    def _now_ms(self) -> int:
+        """Return the time up to which messages are due."""
+        clock = self._broker.clock
+        jump_ms = self.time.jump_ms(clock.now_ms(), clock.monotonic_ms())
+        if jump_ms:
+            logger.warning(
+                "the clock jumped by %+d ms: what is scheduled follows the time that has passed "
+                "until the new time is believed", jump_ms,
+            )  # fmt: skip
+        return self.time.now_ms(clock.now_ms(), clock.monotonic_ms())
+
+    async def _until_due(self) -> None:
+        """Wait until something is due, or for a moment: the clock may jump."""
+        head_ms = self.order.next_ms()
+        wait_s = LOOK_AGAIN_S
+        if head_ms is not None:
+            wait_s = min(wait_s, (head_ms - self._now_ms()) / 1000)
+        if wait_s <= 0 and self._broker.failure is None:
+            # Others have their turn of the loop, also when much is due.
+            await asyncio.sleep(0)
+            return
+        self._alarm.clear()
+        try:
+            async with asyncio.timeout(max(wait_s, 0.001)):
+                await self._alarm.wait()
+        except TimeoutError:
+            pass
+
+    def _set_alarm(self) -> None:
+        """Something new waits: it may be due before what was waited for."""
+        self._alarm.set()
+
+    async def _step(self) -> None:
+        """Take what is due, and fire it with one commit."""
+        if self._broker.publishing.is_stopping or self._broker.failure is not None:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            return
+        bound_ms = self._now_ms()
+        head_ms = self.order.next_ms()
+        if head_ms is None or head_ms > bound_ms:
+            return
+        publishing = self._broker.publishing
+        if publishing.under_way_ms is not None:
+            # What is just being written may be due as well: it must not come after its time.
+            bound_ms = min(bound_ms, publishing.under_way_ms - 1)
+        publishing.time_ms_min = max(publishing.time_ms_min, bound_ms)
+        limit = self._step_rows
+        taken = await self._broker.in_thread(lambda: self.order.take(now_ms=bound_ms, limit=limit))
+        if not len(taken):
+            await asyncio.sleep(0.001)
+            return
+        try:
+            await self._fire(taken)
+        except BaseException:
+            await self._broker.in_thread(lambda: self.order.give_back(taken))
+            raise
+
+    async def _fire(self, taken: Taken) -> None:
+        records = await self.files.records(taken)
+        size = sum(records.sizes())
+        self._pace(size, len(taken))
+        late_ms = self._broker.clock.now_ms() - taken.rows.at_ms[0]
+        self._step_number += 1
+        waits = [
+            on_loop(partial(self._publish, topic, some)) for topic, some in self._kept(records)
+        ]
+        for wait in waits:
+            await wait
+        self.state.finish_step(taken.last)
+        self.late_ms_last = late_ms
+        self.late_ms_max = max(self.late_ms_max, late_ms)
+
+    def _pace(self, size: int, count: int) -> None:
+        """Take so many the next time that a step has about the size that it should have."""
+        fitting = STEP_BYTES_MAX * count // max(size, 1)
+        self._step_rows = max(STEP_ROWS_MIN, min(fitting, count * 4, STEP_ROWS_MAX))
+        self._step_rows = max(self._step_rows, min(self._step_rows * 4, STEP_ROWS_MAX, fitting))
+
+    def _kept(self, records: Records) -> list[tuple[Topic, Records]]:
+        """Return what really fires, by topic, in pieces of the size of an entry."""
+        pieces: list[tuple[Topic, Records]] = []
+        for name, some in records.by_topic().items():
+            kept = self._waiting(name, some)
+            if kept.count:
+                topic = self._topic(name, kept)
+                if topic is not None:
+                    pieces += [(topic, piece) for piece in _in_pieces(kept)]
+        return pieces
+
+    def _waiting(self, topic: str, records: Records) -> Records:
+        """Leave out what was cancelled or replaced, and what fired before a crash."""
+        state, cursor = self.state, self.state.cursor_of(topic)
+        numbers = records.numbers
+        has_gone = len(state.cancelled) or len(state.replaced)
+        if not has_gone and (records.at_ms[0], numbers[0]) > cursor:
+            return records
+        rows = [
+            row
+            for row, (at_ms, number) in enumerate(zip(records.at_ms, numbers, strict=True))
+            if (at_ms, number) > cursor and not state.is_gone(number)
+        ]
+        return records if len(rows) == records.count else records.select(rows)
+
+    def _topic(self, name: str, records: Records) -> Topic | None:
+        """Return the topic to fire to; what cannot be delivered anywhere is cancelled, and said."""
+        topic = self._broker.catalogue.by_name.get(name)
+        if topic is not None and not topic.ending:
+            return topic
+        try:
+            return self._broker.publishing.create_on_use(name, lambda error: None)
+        except Unavailable:
+            raise
+        except OnwardError as error:
+            logger.warning("%d messages cannot fire: %s", records.count, error)
+            self.intake.cancel_numbers(records.numbers, cause=f"it could not fire: {error}")
+            return None
+
+    def _publish(self, topic: Topic, records: Records, done: Done) -> None:
+        step, last = self._step_number, (records.at_ms[-1], records.numbers[-1])
+        batch = encode_fired(records, producer_id=FIRED, sequence=step, time_ms=last[0])
+
+        def stored(offset: int, error: OnwardError | None) -> None:
+            if error is None:
+                self.state.fired(topic.name, step=step, at_ms=last[0], number=last[1])
+                self.fired_count += records.count
+                self.intake.fired(records)
+            done(error)
+
+        self._broker.publishing.publish_inside(
+            self.inside, topic, batch, count=records.count, producer_id=FIRED, sequence=step,
+            done=stored,
+        )  # fmt: skip
+
+    # --- all of it ---------------------------------------------------------------------------
+
+    @property
+    def waiting_count(self) -> int:
+        """Return how many messages wait, those included that will be left out."""
+        return self.order.waiting + sum(len(one.due_at_ms) for one in self._arrived)
+
+    def status(self) -> dict[str, object]:
+        """Return how the schedule is, as numbers."""
+        head_ms = self.order.next_ms()
+        now_ms = self._broker.clock.now_ms()
+        return {
+            "scheduled": self.waiting_count,
+            "next_due_at_ms": head_ms or 0,
+            "fired": self.fired_count,
+            "late_ms": self.late_ms_last if head_ms is None else max(0, now_ms - head_ms),
+            "late_ms_max": self.late_ms_max,
+            "schedule_runs": len(self.state.runs),
+        }
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    async def stop(self) -> None:
+        """Fire nothing more, and close the files."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self.intake.deciding.stop()
+        await self.files.close()
+
+
+def _in_pieces(records: Records) -> list[Records]:
+    """Split records of one topic so that each piece becomes an entry of the usual size."""
+    sizes = records.sizes()
+    if sum(sizes) <= BATCH_BYTES_MAX:
+        return [records]
+    pieces, start, size = [], 0, 0
+    for row, one in enumerate(sizes):
+        if row > start and size + one > BATCH_BYTES_MAX:
+            pieces.append(records.slice(start, row))
+            start, size = row, 0
+        size += one
+    pieces.append(records.slice(start, records.count))
+    return pieces

@@ -1,0 +1,150 @@
+"""What is durable of the schedule, as a fold of the log: what has fired, what never will.
+
+    batch of `@schedule`    the rows that it replaces will not fire
+    fired batch             its topic has fired up to (time of the batch, last schedule id)
+    row `cancelled`         these numbers will not fire
+
+Rows fire in the order of (at_ms, number), a step at a time; a step is one commit, but a torn commit
+may hold the batches of some topics and not of others. So each topic has a cursor of its own, and
+`last` is where the last step ended that is known to be whole: a later step began. What waits itself
+is not here: it is in the runs named here, and in `@schedule` from `built_end` on. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from onward.errors import Corruption
+from onward.schedule.marks import Marks
+from onward.schedule.order import BEFORE_ALL, Moment
+from onward.schedule.recurring import Recurring
+
+FIRED: Final = 1
+"""The producer id of fired batches; clients choose large random ones."""
+SCHEDULE_TOPIC: Final = "@schedule"
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    last: Moment
+    step: int
+    step_last: Moment
+    cursors: dict[str, Moment]
+    cancelled: bytes
+    replaced: bytes
+    built_end: int
+    runs: list[str]
+    serial: int
+    recurring: list[Recurring] = []
+    last_runs: dict[str, int] = {}
+
+
+class ScheduleState:
+    """The durable part of the schedule.
+
+    >>> state = ScheduleState()
+    >>> state.fired("orders", step=1, at_ms=5_000, number=3)
+    >>> state.has_fired("orders", 5_000, 3), state.has_fired("other", 5_000, 3)
+    (True, False)
+    """
+
+    __slots__ = (
+        "_step_last", "built_end", "cancelled", "cursors", "last", "last_runs", "recurring",
+        "replaced", "runs", "serial", "step",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.last = BEFORE_ALL
+        self.step = 0
+        self._step_last = BEFORE_ALL
+        self.cursors: dict[str, Moment] = {}
+        self.cancelled = Marks()
+        self.replaced = Marks()
+        self.built_end = 0
+        """Numbers below are in runs, or gone."""
+        self.runs: list[str] = []
+        self.serial = 0
+        """Of the files of runs: none is used twice."""
+        self.recurring: dict[str, Recurring] = {}
+        self.last_runs: dict[str, int] = {}
+        """Of each recurring schedule: for when its latest run was scheduled."""
+
+    def fired(self, topic: str, *, step: int, at_ms: int, number: int) -> None:
+        """Fold one fired batch: where it ends."""
+        moment = (at_ms, number)
+        if step != self.step:
+            self.finish_step()
+            self.step = step
+        self._step_last = max(self._step_last, moment)
+        self.cursors[topic] = max(self.cursors.get(topic, BEFORE_ALL), moment)
+
+    def finish_step(self, moment: Moment = BEFORE_ALL) -> None:
+        """Take note that everything up to the end of the latest step, or a moment, has fired."""
+        self.last = max(self.last, self._step_last, moment)
+        for topic in [one for one, cursor in self.cursors.items() if cursor <= self.last]:
+            del self.cursors[topic]
+
+    def cancel(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fold a `cancelled` row."""
+        for start, end in ranges:
+            self.cancelled.add_range(start, end)
+
+    def replace(self, numbers: Iterable[int]) -> None:
+        """Fold what a batch of `@schedule` replaces."""
+        for number in numbers:
+            self.replaced.add(number)
+
+    def cursor_of(self, topic: str) -> Moment:
+        """Return up to where a topic has fired."""
+        return max(self.last, self.cursors.get(topic, BEFORE_ALL))
+
+    def has_fired(self, topic: str, at_ms: int, number: int) -> bool:
+        """Tell whether a row of a topic has fired."""
+        return (at_ms, number) <= self.cursor_of(topic)
+
+    def is_gone(self, number: int) -> bool:
+        """Tell whether a number was cancelled or replaced."""
+        return number in self.cancelled or number in self.replaced
+
+    def change_recurring(self, record: Recurring) -> None:
+        """Fold a change of a recurring schedule."""
+        if record.deleted:
+            self.recurring.pop(record.name, None)
+            self.last_runs.pop(record.name, None)
+        else:
+            self.recurring[record.name] = record
+
+    def save(self) -> bytes:
+        """Return what a checkpoint keeps."""
+        return msgspec.msgpack.encode(
+            _Saved(
+                self.last, self.step, self._step_last, self.cursors, self.cancelled.save(),
+                self.replaced.save(), self.built_end, self.runs, self.serial,
+                list(self.recurring.values()), self.last_runs,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, saved: bytes) -> ScheduleState:
+        """Return what `save` saved; empty bytes give an empty one.
+
+        >>> ScheduleState.load(b"").built_end
+        0
+        """
+        state = cls()
+        if not saved:
+            return state
+        try:
+            found = msgspec.msgpack.decode(saved, type=_Saved)
+        except msgspec.MsgspecError as error:
+            raise Corruption(f"the saved schedule cannot be read: {error}") from None
+        state.last, state.step, state._step_last = found.last, found.step, found.step_last
+        state.cursors = found.cursors
+        state.cancelled = Marks.load(found.cancelled)
+        state.replaced = Marks.load(found.replaced)
+        state.built_end, state.runs, state.serial = found.built_end, found.runs, found.serial
+        state.recurring = {one.name: one for one in found.recurring}
+        state.last_runs = found.last_runs
+        return state
