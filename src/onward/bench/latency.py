@@ -10,7 +10,7 @@ better. Peers: redis-py (XADD, XREADGROUP, XACK, in pipelines, `appendfsync alwa
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from struct import Struct
@@ -36,13 +36,14 @@ BODY = bytes(192)
 DUE_AT: Struct = Struct("<Q")
 
 Percentiles = dict[str, float]
+Publish = Callable[[bytes], Coroutine[Any, Any, object]]
 
 
 class System(Protocol):
     """One system under the same load."""
 
-    def publish(self, body: bytes) -> Awaitable[object]:
-        """Publish without waiting; what is returned waits for the confirmation."""
+    async def publish(self, body: bytes) -> object:
+        """Publish one message and wait until it is confirmed."""
 
     async def consume(self, take: Callable[[bytes], bool]) -> None:
         """Hand each body to `take` and ack it; end when `take` returns False."""
@@ -111,33 +112,33 @@ async def _latencies_ns(opened: Opened, server: Server, seconds: float) -> Seque
     return latencies[int(WARM_UP_S * PER_SECOND) :]
 
 
-async def publish_on_time(publish: Callable[[bytes], Awaitable[object]], count: int) -> None:
+async def publish_on_time(publish: Publish, count: int) -> None:
     """Publish each message when it is due, and say in its body when that was."""
     tick_ns = int(TICK_S * 1e9)
     each = round(PER_SECOND * TICK_S)
     due_at_ns = time.perf_counter_ns()
-    unanswered: set[asyncio.Future[object]] = set()
-    for number in range(0, count, each):
-        due_at_ns += tick_ns
-        while (now_ns := time.perf_counter_ns()) < due_at_ns:  # noqa: ASYNC110  # a clock
-            await asyncio.sleep((due_at_ns - now_ns) / 1e9)
-        for _ in range(min(each, count - number)):
-            answer = asyncio.ensure_future(publish(DUE_AT.pack(due_at_ns) + BODY))
-            unanswered.add(answer)
-            answer.add_done_callback(unanswered.discard)
-        if len(unanswered) > UNANSWERED_MAX:
-            await asyncio.wait(unanswered, return_when=asyncio.FIRST_COMPLETED)
-        # Being late must not keep the others of this loop from their turn.
-        await asyncio.sleep(0)
-    await asyncio.gather(*unanswered)
+    unanswered: set[asyncio.Task[object]] = set()
+    async with asyncio.TaskGroup() as group:
+        for number in range(0, count, each):
+            due_at_ns += tick_ns
+            while (now_ns := time.perf_counter_ns()) < due_at_ns:  # noqa: ASYNC110  # a clock
+                await asyncio.sleep((due_at_ns - now_ns) / 1e9)
+            for _ in range(min(each, count - number)):
+                task = group.create_task(publish(DUE_AT.pack(due_at_ns) + BODY))
+                unanswered.add(task)
+                task.add_done_callback(unanswered.discard)
+            if len(unanswered) > UNANSWERED_MAX:
+                await asyncio.wait(unanswered, return_when=asyncio.FIRST_COMPLETED)
+            # Being late must not keep the others of this loop from their turn.
+            await asyncio.sleep(0)
 
 
 class _OnwardSystem:
     def __init__(self, mq: onward.Client) -> None:
         self._mq = mq
 
-    def publish(self, body: bytes) -> Awaitable[object]:
-        return self._mq.publish_soon(STREAM, body, durability="disk")
+    async def publish(self, body: bytes) -> object:
+        return await self._mq.publish(STREAM, body, durability="disk")
 
     async def consume(self, take: Callable[[bytes], bool]) -> None:
         async with self._mq.consume(STREAM, group=GROUP) as consumer:
@@ -162,8 +163,8 @@ class _RedisSystem:
         self._publishing = publishing
         self._acking = acking
 
-    def publish(self, body: bytes) -> Awaitable[object]:
-        return self._publishing.call("XADD", STREAM, "*", "b", body)
+    async def publish(self, body: bytes) -> object:
+        return await self._publishing.call("XADD", STREAM, "*", "b", body)
 
     async def consume(self, take: Callable[[bytes], bool]) -> None:
         is_more = True
@@ -193,8 +194,8 @@ class _NatsSystem:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def publish(self, body: bytes) -> Awaitable[object]:
-        answer: Awaitable[object] = self._stream.publish(STREAM, body, timeout=LATE_S_MAX)
+    async def publish(self, body: bytes) -> object:
+        answer: object = await self._stream.publish(STREAM, body, timeout=LATE_S_MAX)
         return answer
 
     async def consume(self, take: Callable[[bytes], bool]) -> None:

@@ -12,7 +12,7 @@ second half of the paced minute, when everything that is filled once is filled.
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import linear_regression
@@ -52,8 +52,7 @@ def run(options: Options) -> Report:
         uvloop.run(_pace(server, paced, seconds))
         highest = max(megabytes for _, megabytes in paced.samples)
         options.say(f"paced: {highest:.1f} MB, {paced.published / seconds:,.0f} publishes/s")
-        during: list[float] = []
-        with _sampled(server, during):
+        with sampled(server.resident_mb) as during:
             run_load(server.port, onward_speakers(), requests=count, warm_up_s=0)
         after = server.resident_mb()
         many = max(*during, after)
@@ -90,19 +89,25 @@ def slope_per_minute(samples: Sequence[tuple[float, float]]) -> float:
 
 
 @contextmanager
-def _sampled(server: Server, samples: list[float]) -> Iterator[None]:
-    """Look at the server's memory, now and again, in a thread beside what happens meanwhile."""
+def sampled(look: Callable[[], float]) -> Iterator[list[float]]:
+    """Look at something, now and again, in a thread beside what happens meanwhile.
+
+    >>> with sampled(lambda: 1.0) as samples:
+    ...     pass
+    >>> samples
+    [1.0]
+    """
     is_over = threading.Event()
+    samples = [look()]
 
-    def look() -> None:
-        samples.append(server.resident_mb())
+    def look_again() -> None:
         while not is_over.wait(SAMPLE_S):
-            samples.append(server.resident_mb())
+            samples.append(look())
 
-    thread = threading.Thread(target=look, name="samples")
+    thread = threading.Thread(target=look_again, name="samples")
     thread.start()
     try:
-        yield
+        yield samples
     finally:
         is_over.set()
         thread.join()

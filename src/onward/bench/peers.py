@@ -46,10 +46,20 @@ class Server:
 
     def resident_mb(self) -> float:
         """Return how much memory it really has, in MB (1,000,000 bytes)."""
-        status = Path(f"/proc/{self.child.pid}/status").read_text(encoding="ascii")
-        match = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert match is not None
-        return int(match[1]) * 1024 / 1e6
+        return _memory_mb(self.child.pid, "VmRSS")
+
+    def highest_mb(self) -> float:
+        """Return how much memory it had at most since its start, in MB."""
+        return _memory_mb(self.child.pid, "VmHWM")
+
+    def children_mb(self) -> float:
+        """Return how much memory the programs have that it has started, in MB."""
+        total = 0.0
+        for tasks in Path(f"/proc/{self.child.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread or a child may end meanwhile
+                for child in tasks.read_text(encoding="ascii").split():
+                    total += _memory_mb(int(child), "VmRSS")
+        return total
 
     def cpu_seconds(self) -> float:
         """Return the processor time that it has taken so far, in all its threads."""
@@ -216,7 +226,10 @@ def _nats(port: int, place: Path, options: Mapping[str, str]) -> Command:
 
 def _beanstalkd(port: int, place: Path, options: Mapping[str, str]) -> Command:
     where = ["-l", "127.0.0.1", "-p", str(port), "-b", str(place)]
-    return [program("beanstalkd"), *where, "-f", "0"], "binlog, fsync after every write (-f 0)"
+    sync_ms = options.get("sync_ms", "0")
+    synced = f"at most every {sync_ms} ms" if int(sync_ms) else "after every write"
+    command = [program("beanstalkd"), *where, "-f", sync_ms]
+    return command, f"binlog, fsync {synced} (-f {sync_ms})"
 
 
 def _postgresql(port: int, place: Path, options: Mapping[str, str]) -> Command:
@@ -260,6 +273,12 @@ COMMANDS: dict[str, Callable[[int, Path, Mapping[str, str]], Command]] = {
     "beanstalkd": _beanstalkd,
     "postgresql": _postgresql,
 }
+
+
+def _memory_mb(pid: int, field: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    match = re.search(rf"{field}:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 / 1e6 if match else 0.0  # one that ends has no memory any more
 
 
 def _check_lives(server: Server) -> None:

@@ -53,7 +53,7 @@ class OnwardSpeaker:
     def __init__(
         self, topic: str, bodies: list[bytes], *, producer_id: int, in_flight: int = 1
     ) -> None:
-        batch = encode_batch(bodies, producer_id=producer_id)
+        batch = self.batch(bodies, producer_id)
         head = publish_head(1, topic, durability=Durability.DISK, batch_bytes=len(batch))
         self._start = len(head)
         self._frames = [bytearray(head + batch) for _ in range(in_flight)]
@@ -61,6 +61,13 @@ class OnwardSpeaker:
         self._in_flight = in_flight
         self._sequence = 0
         self._rest = b""
+
+    def batch(self, bodies: list[bytes], producer_id: int) -> bytes:
+        """Return the batch that is sent again and again."""
+        return encode_batch(bodies, producer_id=producer_id)
+
+    def prepare(self, prepared: bytearray) -> None:
+        """Write into a frame what is new each time; the checksum is written after it."""
 
     def greeting(self) -> bytes:
         """Return the preface and a HELLO."""
@@ -81,6 +88,7 @@ class OnwardSpeaker:
         slot = sequence % self._in_flight
         prepared = self._frames[slot]
         _SEQUENCE.pack_into(prepared, self._start + _SEQUENCE_AT, sequence)
+        self.prepare(prepared)
         _CRC.pack_into(prepared, self._start + _CRC_AT, crc32c(self._views[slot]))
         return prepared
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onward.broker.joining import on_loop
 from onward.broker.recurring_runs import RecurringRuns
-from onward.errors import AlreadyExists, InvalidRequest, OnwardError, UnknownTopic
+from onward.errors import AlreadyExists, InvalidRequest, OnwardError, Unavailable
 from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch, encode_batch
 from onward.schedule.record import Record
@@ -112,7 +112,7 @@ class Deciding:
                 try:
                     await self._decide(some)
                 except (OnwardError, OSError) as error:
-                    refused = error if isinstance(error, OnwardError) else UnknownTopic(str(error))
+                    refused = error if isinstance(error, OnwardError) else Unavailable(str(error))
                     for asked in some:
                         self._refuse(asked, refused)
                 self._scheduling.take_in()

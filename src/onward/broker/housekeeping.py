@@ -36,6 +36,7 @@ from onward.log.retention import (
     rewrite,
 )
 from onward.log.segment import Segment
+from onward.schedule.state import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -83,6 +84,7 @@ class Housekeeping:
         """Of each step of `tidy` that failed: when it is tried again, and after what pause."""
         self._ended: set[Session] = set()
         self._said_full = False
+        self._checkpointing = asyncio.Lock()
         self._is_stopping = asyncio.Event()
         self.checkpoint_count = 0
 
@@ -262,6 +264,10 @@ class Housekeeping:
 
     async def checkpoint(self, *, copies: int = 1) -> None:
         """Write the fold of the log up to now, and the rows that are only in memory."""
+        async with self._checkpointing:
+            await self._checkpoint(copies=copies)
+
+    async def _checkpoint(self, *, copies: int) -> None:
         log, tail = self._log, self._log.tail
         if tail.new.count:
             tail.freeze_rows()
@@ -341,6 +347,15 @@ class Housekeeping:
         topic = self._broker.catalogue.by_number.get(summary.topic)
         return topic is None or summary.end_offset <= topic.first_offset
 
+    def _is_needed(self, summary: TopicSummary) -> bool:
+        """Tell whether something waits in it for its time and is nowhere else."""
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        return (
+            topic is not None
+            and summary.topic == topic.number
+            and summary.end_offset > topic.first_offset
+        )
+
     async def _keeps(self) -> dict[int, Keep]:
         """Return what each topic keeps. Of a million topics: so the loop only copies the dict."""
         topics = self._broker.catalogue.by_number.copy()
@@ -358,6 +373,10 @@ class Housekeeping:
 
         found = await self._in_thread(keeps)
         assert isinstance(found, dict)
+        schedule = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if schedule is not None:
+            # What waits is kept until it is in a run: then its first offset moves.
+            found[schedule.number] = Keep(0, 0, schedule.first_offset)
         return found
 
     async def _move_first_offsets(self, sealed: list[Segment], keeps: dict[int, Keep]) -> bool:
@@ -383,6 +402,7 @@ class Housekeeping:
                 bytes_max=self._broker.settings.log.retention_bytes,
                 # Small segments are worth it too: their space would never come back otherwise.
                 rewrite_bytes_min=min(REWRITE_BYTES_MIN, log.limits.segment_bytes_max // 8),
+                is_needed=self._is_needed,
             )
         )  # fmt: skip
         assert isinstance(verdict, Verdict)

@@ -43,6 +43,7 @@ MERGED_RUNS = 8
 TIER_ROWS = 65_536
 BUILDS_PER_CHECKPOINT = 8
 FAILED_PAUSE_MS = 10_000
+LOOK_EVERY_MS = 60_000
 
 
 class Places(NamedTuple):
@@ -65,6 +66,7 @@ class ScheduleFiles:
         self._child: Aside | None = None
         self._builds = 0
         self._again_at_ms = 0
+        self._looked_at_ms = self._noted_at_ms = 0
         self._garbage: list[str] = []
         """Files that no checkpoint will name any more."""
 
@@ -250,6 +252,11 @@ class ScheduleFiles:
         """Return the tails, the oldest first."""
         return self._tails
 
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether a run is being built or merged."""
+        return self._work is not None
+
     # --- tending -----------------------------------------------------------------------------
 
     def tend(self) -> None:
@@ -259,12 +266,25 @@ class ScheduleFiles:
         if self._broker.clock.monotonic_ms() < self._again_at_ms:
             return
         tail = self._tails[-1]
-        if tail.part.rows_total >= TAIL_ROWS_MAX or tail.bytes >= TAIL_BYTES_MAX:
+        if (
+            tail.part.rows_total >= TAIL_ROWS_MAX
+            or tail.bytes >= TAIL_BYTES_MAX
+            or self._holds_up_retention(tail)
+        ):
             self._new_tail(tail.part.number_end)
         work = self._next_work()
         if work is not None:
             self._work = asyncio.get_running_loop().create_task(work)
             self._work.add_done_callback(self._worked)
+
+    def _holds_up_retention(self, tail: _Tail) -> bool:
+        """Tell whether the tail begins in an old segment, which could go without it."""
+        now_ms = self._broker.clock.monotonic_ms()
+        if not tail.part.rows_total or now_ms < self._looked_at_ms + LOOK_EVERY_MS:
+            return False
+        self._looked_at_ms = now_ms
+        span = next(self._spans(tail.part.number_start, tail.part.number_end), None)
+        return span is not None and span.segment is not self._log.tail
 
     def _next_work(self) -> Coroutine[Any, Any, None] | None:
         if len(self._tails) > 1:
@@ -318,7 +338,8 @@ class ScheduleFiles:
             state.runs = [*state.runs, *names]
             state.built_end = end
         self._builds += 1
-        if self._builds % BUILDS_PER_CHECKPOINT == 0:
+        now_ms = self._broker.clock.monotonic_ms()
+        if self._builds >= BUILDS_PER_CHECKPOINT or now_ms >= self._noted_at_ms + LOOK_EVERY_MS:
             await self._note()
 
     def _to_merge(self) -> list[str]:
@@ -394,6 +415,7 @@ class ScheduleFiles:
 
     async def _note(self) -> None:
         """Let a checkpoint name the runs; then what they replace may go."""
+        self._builds, self._noted_at_ms = 0, self._broker.clock.monotonic_ms()
         garbage, self._garbage = self._garbage, []
         built_end = self._scheduling.state.built_end
         await self._broker.housekeeping.checkpoint(copies=2)
@@ -452,7 +474,7 @@ class _Tail:
         self.topics: dict[str, str] = {}
         """One text for each topic, however many messages go there."""
         self._topics: list[str] = []
-        self._at_ms: list[int] = []
+        self._at_ms = array("q")
 
     def add(self, accepted: Accepted) -> None:
         """Take in a batch that was stored."""
@@ -468,7 +490,7 @@ class _Tail:
         """Take in messages that were read again from the log, at a start."""
         self.part.add(Rows(array("q", records.at_ms), array("Q", records.numbers)))
         self.bytes += sum(records.sizes())
-        self._at_ms += records.at_ms
+        self._at_ms.extend(records.at_ms)
         packed = records.optional.get(Column.UNIQUES)
         uniques = None
         if packed is not None:

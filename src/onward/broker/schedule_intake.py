@@ -19,9 +19,9 @@ from onward.durations import format_duration
 from onward.errors import Forbidden, InvalidName, InvalidRequest, ProtocolError
 from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch
-from onward.message.columns import NO_INSTANT, Column
+from onward.message.columns import NO_INSTANT, Column, unpack_optional
 from onward.message.names import check_topic_name
-from onward.schedule.record import Records, records_of
+from onward.schedule.record import OPTIONAL, Records, due_of, topics_of
 from onward.schedule.state import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -156,10 +156,18 @@ class ScheduleIntake:
 
 
 def _accepted(batch: Batch, size: int) -> Accepted:
-    records = records_of(batch, first_number=0, time_ms=NO_INSTANT)
-    if records.count != batch.count:
+    topics, due_at_ms = topics_of(batch), due_of(batch)
+    if due_at_ms is None:
+        raise ProtocolError("each scheduled message has a time")
+    named = [topic for topic in topics if topic is not None]
+    if len(named) != batch.count:
         raise ProtocolError("each scheduled message has a topic")
-    return Accepted(records.due_at_ms, records.topics, batch.uniques, batch.replaces, size)
+    # Nothing else is looked at, but that it is whole: later there is nobody to tell.
+    _ = batch.body_lengths, batch.priorities
+    for kind in OPTIONAL:
+        if (column := batch.column(kind)) is not None:
+            unpack_optional(column, count=batch.count)
+    return Accepted(due_at_ms, named, batch.uniques, batch.replaces, size)
 
 
 def _check_uniques(accepted: Accepted) -> None:

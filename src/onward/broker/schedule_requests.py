@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from onward.broker.replies import Operation, reply, reply_when_done
-from onward.errors import Conflict, InvalidRequest, OnwardError, Unavailable, UnknownTopic
+from onward.errors import Conflict, InvalidRequest, OnwardError, Unavailable
 from onward.log.log import Span
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.entry import entry_heads
@@ -349,7 +349,7 @@ class ScheduleRequests:
             name = decode_fields(payload, RecurringName).name
             record = self._scheduling.state.recurring.get(name)
             if record is None:
-                raise UnknownTopic(f"recurring schedule {name!r} does not exist")
+                raise InvalidRequest(f"recurring schedule {name!r} does not exist")
             self._broker.check_writable(even_when_full=True)
             self._store(session, request_id, msgspec.structs.replace(record, **changes))
 

@@ -97,11 +97,9 @@ class Scheduling:
         arrived, self._arrived = self._arrived, []
         for accepted in arrived:
             self.files.add(accepted)
-        head = self.order.next_ms()
-        if arrived and head is not None and head <= self._broker.clock.now_ms():
-            self._alarm.set()
-        elif arrived:
-            self._set_alarm()
+        if arrived:
+            # Something new waits: it may be due before what was waited for.
+            self.wake()
 
     # --- fire --------------------------------------------------------------------------------
 
@@ -148,9 +146,16 @@ class Scheduling:
         except TimeoutError:
             pass
 
-    def _set_alarm(self) -> None:
-        """Something new waits: it may be due before what was waited for."""
+    def wake(self) -> None:
+        """Look at once whether something is due: what waits, or the clock, has changed."""
         self._alarm.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether something is due, being decided, or being built or merged."""
+        head_ms = self.order.next_ms()
+        is_due = head_ms is not None and head_ms <= self._now_ms()
+        return is_due or bool(self._arrived) or self.lock.locked() or self.files.is_at_work
 
     async def _step(self) -> None:
         """Take what is due, and fire it with one commit."""

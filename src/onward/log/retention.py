@@ -45,13 +45,18 @@ class Verdict(NamedTuple):
 
 def judge(
     segments: Sequence[Segment], *, is_dead: IsDead, bytes_max: int, total_bytes: int,
-    rewrite_bytes_min: int = REWRITE_BYTES_MIN,
+    rewrite_bytes_min: int = REWRITE_BYTES_MIN, is_needed: IsDead = lambda summary: False,
 ) -> Verdict:  # fmt: skip
-    """Say which of the sealed `segments`, oldest first, to drop and which to write again."""
+    """Say which of the sealed `segments`, oldest first, to drop and which to write again.
+
+    What `is_needed` is never dropped, however big the log is.
+    """
     drop: list[Segment] = []
     for segment in segments:
         too_big = bool(bytes_max) and total_bytes > bytes_max
         if not too_big and not all(is_dead(s) for s in segment.summaries() if s.topic):
+            break
+        if any(is_needed(s) for s in segment.summaries() if s.topic):
             break
         drop.append(segment)
         total_bytes -= segment.bytes

@@ -206,8 +206,8 @@ def records_of(batch: Batch, *, first_number: int, time_ms: int) -> Records:
     in the batch is a `ProtocolError`.
     """
     count = batch.count
-    topics = _topics_of(batch)
-    due = _due_of(batch) or [time_ms] * count
+    topics = topics_of(batch)
+    due = due_of(batch) or [time_ms] * count
     # An absent due time is the lowest instant there is, so it fires at once as a past one does.
     at_ms = [one if one > time_ms else time_ms for one in due]
     if NO_INSTANT in due:
@@ -268,7 +268,8 @@ def pack_values(values: Values) -> bytes:
     return b"".join(pack_bodies(values))  # type: ignore[arg-type]  # no None is among them
 
 
-def _topics_of(batch: Batch) -> list[str | None]:
+def topics_of(batch: Batch) -> list[str | None]:
+    """Return the target topic of each message of a scheduled batch."""
     column = batch.column(Column.TOPICS)
     if column is None:
         raise ProtocolError("a scheduled batch does not say to which topics it goes")
@@ -280,7 +281,8 @@ def _topics_of(batch: Batch) -> list[str | None]:
     return unpack_texts(column, count=count)
 
 
-def _due_of(batch: Batch) -> list[int] | None:
+def due_of(batch: Batch) -> list[int] | None:
+    """Return the due time of each message of a scheduled batch; None when it has none."""
     column = batch.column(Column.DUE_AT_MS)
     if column is None:
         return None

@@ -291,7 +291,7 @@ class Simulation:
         """Flip bits: what is read then is what was stored, or it is refused."""
         folder = self._scenario.settings.log.folder
         names = [name for name in self._disk.list_folder(folder) if name.endswith(".log")]
-        for name in self._random.choices(names, k=8):
+        for name in self._random.choices(names, k=40):
             self._flip_bit(f"{folder}/{name}")
         messages = [message for drain in drains.values() for message in drain]
         for message in self._random.sample(messages, min(len(messages), ROTTEN_READ_MAX)):
