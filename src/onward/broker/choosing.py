@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from onward.delivery.lanes import HELD_MAX, Lanes
-from onward.delivery.ranges import Range, Ranges, offsets_of, ranges_of
+from onward.delivery.ranges import Range, Ranges, count_of, merged, offsets_of, ranges_of
 from onward.delivery.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ WANTED_MIN = 8_192
 """With so many at hand a group does not look further."""
 CHOSEN_MAX = 64
 """A grant of a choosy group is small: what is better may come next."""
+
+TENANT_HELD_MAX = 8_192
+"""So many of one tenant are held at once; what it has beyond is put aside, and others are seen."""
+ASIDE_MAX = 10_000_000
 
 FINISHED = frozenset(("acked", "dead", "skipped", "filtered"))
 PARKED = frozenset(("retried", "expired", "lost"))
@@ -118,6 +122,7 @@ class ChosenSource:
     def __init__(
         self, share: Share, topic: Topic, *, record: GroupRecord, look_ahead: LookAhead,
         wake: Callable[[], None], settle: Callable[[list[Trace]], None], clock: Clock,
+        leased: Callable[[], list[Range]],
     ) -> None:  # fmt: skip
         self.share = share
         self._topic = topic
@@ -129,11 +134,15 @@ class ChosenSource:
         self._monotonic_ms = clock.monotonic_ms
         self._lanes = Lanes(record) if record.is_choosy else None
         self._wanted = Ranges()
-        self._parked: list[Range] = []
-        if record.mode == "ordered":
-            self._parked = ranges_of(share.retries)
+        self._leased = leased
+        self._parked: list[Range] | None = None if record.mode == "ordered" else []
+        """What must be known before anything else is looked at; None: that is to be found out."""
         self._looking: asyncio.Task[None] | None = None
+        self._looked: list[Range] = []
+        """What was taken from the share for the look that is under way."""
         self._is_closed = False
+        self._aside: dict[str | None, Ranges] = {}
+        """By tenant: what was looked at and is not held, because the tenant has enough in line."""
 
     def available(self) -> int:
         """Return how many offsets `take` could give; look further when these are few."""
@@ -182,6 +191,9 @@ class ChosenSource:
 
     def applied(self, row: Trace) -> None:
         """Follow what a durable row did to the share."""
+        for ranges in self._aside.values():
+            for start, end in row.ranges:
+                ranges.remove(start, end)
         if row.did == "reset":
             self._forget()
         elif self._lanes is None:
@@ -191,7 +203,14 @@ class ChosenSource:
         elif row.did in FINISHED:
             self._lanes.finish(self._lanes.held_in(row.ranges))
         elif row.did in PARKED:
-            self._lanes.park(self._lanes.held_in(row.ranges))
+            held = self._lanes.held_in(row.ranges)
+            self._lanes.park(held)
+            if self._record.mode == "ordered" and len(held) < count_of(row.ranges):
+                # Somebody else had them: later messages of their keys must stay behind them.
+                unknown = Ranges(row.ranges)
+                for offset in held:
+                    unknown.remove(offset, offset + 1)
+                self._parked = [*(self._parked or ()), *unknown]
 
     def wait_ms(self) -> int | None:
         """Return how long a key's limit holds something back; None when nothing waits for one."""
@@ -204,8 +223,10 @@ class ChosenSource:
     def close(self) -> None:
         """Give everything that is not granted back to the share."""
         self._is_closed = True
-        if self._looking is not None:
-            self._looking.cancel()
+        self._end_look()
+        for ranges in self._aside.values():
+            self.share.give_back(list(ranges))
+        self._aside.clear()
         self.share.give_back(list(self._wanted))
         if self._lanes is not None:
             self.share.give_back(ranges_of(self._lanes.drop_all()))
@@ -214,30 +235,61 @@ class ChosenSource:
     def _forget(self) -> None:
         """The share begins anew: what was looked at before means nothing."""
         self._wanted.clear()
+        self._aside.clear()
         self._parked = []
         if self._lanes is not None:
             self._lanes.drop_all()
+        # These are no longer taken: they come by themselves.
+        self._looked = []
+        self._end_look()
+
+    def _end_look(self) -> None:
+        """End the look under way; what was taken for it goes back, whether it had begun or not."""
         looking, self._looking = self._looking, None
+        looked, self._looked = self._looked, []
         if looking is not None:
             looking.cancel()
+        self.share.give_back(looked)
 
     def _look_further(self) -> None:
         if self._looking is None and not self._is_closed and (ranges := self._next_ranges()):
             is_parked = bool(self._parked)
+            self._looked = [] if is_parked else ranges
             self._looking = asyncio.get_running_loop().create_task(self._look(ranges, is_parked))
             self._looking.add_done_callback(self._looked_at)
 
     def _next_ranges(self) -> list[Range]:
         """Return what to look at next, and take it from the share."""
+        if self._parked is None:
+            self._parked = merged([*ranges_of(self.share.retries), *self._leased()])
         if self._parked:
             return self._parked
-        room = LOOK_MAX if self._lanes is None else min(LOOK_MAX, HELD_MAX - self._lanes.count)
+        end_offset, fresh = self._topic.next_offset, not self.share.is_full
+        if self._lanes is None:
+            return self.share.take(LOOK_MAX, end_offset=end_offset, fresh=fresh)
+        if aside := self._next_aside():
+            return aside
+        # What is known needs no room; of the rest only as much is taken as there is room for.
+        room = min(LOOK_MAX, HELD_MAX - self._lanes.count)
+        ready = self.share.take(LOOK_MAX, end_offset=end_offset, fresh=False)
+        unknown = Ranges(self._again(ready))
+        chosen = unknown.take(room)
+        self.share.give_back(list(unknown))
         # What is to be delivered again comes before later messages of its key.
-        is_late = self._record.mode == "ordered" and bool(self.share.ready)
-        ranges = self.share.take(
-            room, end_offset=self._topic.next_offset, fresh=not is_late and not self.share.is_full
-        )
-        return self._again(ranges) if self._lanes is not None else ranges
+        if chosen or (self.share.ready and self._record.mode == "ordered"):
+            return chosen
+        fresh = fresh and sum(ranges.count for ranges in self._aside.values()) < ASIDE_MAX
+        return self.share.take(room, end_offset=end_offset, fresh=fresh) if fresh else []
+
+    def _next_aside(self) -> list[Range]:
+        """Return what was put aside of a tenant that has little in line now."""
+        assert self._lanes is not None
+        for tenant, ranges in list(self._aside.items()):
+            if not ranges:
+                del self._aside[tenant]
+            elif self._lanes.count_of(tenant) < TENANT_HELD_MAX // 2:
+                return ranges.take(TENANT_HELD_MAX // 2)
+        return []
 
     def _again(self, ranges: list[Range]) -> list[Range]:
         """Let known ones be taken again at once; return the others."""
@@ -251,15 +303,11 @@ class ChosenSource:
         return ranges_of(unknown)
 
     async def _look(self, ranges: list[Range], is_parked: bool) -> None:
-        try:
-            looked = await self._look_ahead.look(self._topic, ranges, self._record)
-        except BaseException:
-            # Unless the share began anew: then these are no longer taken.
-            if not is_parked and self._looking is asyncio.current_task():
-                self.share.give_back(ranges)
-            raise
+        looked = await self._look_ahead.look(self._topic, ranges, self._record)
+        self._looked = []
         if is_parked:
-            self._parked = looked.next_ranges
+            # Others may have been added meanwhile, behind these.
+            self._parked = [*looked.next_ranges, *(self._parked or ())[len(ranges) :]]
         else:
             self.share.give_back(looked.next_ranges)
         self._take_in(looked, is_parked=is_parked)
@@ -269,17 +317,44 @@ class ChosenSource:
             self._settle(self._rows(looked))
         if self._lanes is None:
             for start, end in looked.ranges:
-                self._wanted.add(start, end)
+                # What was finished meanwhile, by an operator, is not wanted any more.
+                for part in self.share.unfinished(start, end):
+                    self._wanted.add(*part)
             return
         offsets = looked.offsets
+        if looked.tenants is not None and not is_parked:
+            self._put_aside(looked)
+            offsets = looked.offsets
         self._lanes.add(
             offsets, keys=looked.keys, tenants=looked.tenants, priorities=looked.priorities
         )
         if is_parked:
             # What has become due meanwhile is taken from the share next, and goes on from there.
             self._lanes.park(offsets)
-            states = zip(offsets, map(self.share.state_of, offsets), strict=True)
-            self._lanes.finish([one for one, state in states if state not in ("waiting", "ready")])
+        states = map(self.share.state_of, offsets)
+        ended = [
+            one
+            for one, state in zip(offsets, states, strict=True)
+            if state in ("finished", "dead") or (state == "waiting" and not is_parked)
+        ]
+        self._lanes.finish(ended)
+
+    def _put_aside(self, looked: Looked) -> None:
+        """Leave only so many of each tenant among what was looked at as it may have in line."""
+        assert self._lanes is not None
+        assert looked.tenants is not None
+        room = {
+            tenant: TENANT_HELD_MAX - self._lanes.count_of(tenant) for tenant in set(looked.tenants)
+        }
+        kept = []
+        for row, (offset, tenant) in enumerate(zip(looked.offsets, looked.tenants, strict=True)):
+            if room[tenant] > 0:
+                room[tenant] -= 1
+                kept.append(row)
+            else:
+                self._aside.setdefault(tenant, Ranges()).add(offset, offset + 1)
+        if len(kept) < len(looked.offsets):
+            looked.keep(kept)
 
     def _rows(self, looked: Looked) -> list[Trace]:
         now_ms, name = self._now_ms(), self._record.name
@@ -296,8 +371,9 @@ class ChosenSource:
         return rows
 
     def _looked_at(self, task: asyncio.Task[None]) -> None:
-        if self._looking is task:
-            self._looking = None
+        if self._looking is not task:
+            return
+        self._end_look()
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

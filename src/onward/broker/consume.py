@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from onward.broker.choosing import ChosenSource, PlainSource, Source, gone_row
 from onward.broker.crew import Crew, Member
+from onward.broker.deliver import CROWDED_READ_BYTES_MAX, UNSENT_BYTES_MAX
 from onward.broker.group_records import GroupRecords
-from onward.broker.handover import NeedsDisk, Packing, Parcel
+from onward.broker.handover import DELIVERY_BYTES_MAX, NeedsDisk, Packing, Parcel
 from onward.broker.joining import Joining
 from onward.broker.lookahead import LookAhead
 from onward.broker.outcomes import Done, Outcomes
@@ -119,15 +120,21 @@ class Consuming:
 
         self._broker.publishing.change_group(record, done=applied)
 
-    def begin_share(self, group: Group, topic_name: str, done: Done) -> None:
-        """Make sure that a group has begun with a topic."""
+    def begin_share(
+        self, group: Group, topic_name: str, done: Done, *, offset: int | None = None
+    ) -> None:
+        """Make sure that a group has begun with a topic: where its settings say, or at `offset`."""
         if topic_name in group.shares:
             done(None)
             return
         topic = self._broker.catalogue.find(topic_name)
+        if topic.ending:
+            raise TopicEnded(f"topic {topic_name!r} is ending")
+        if offset is None:
+            offset = self.start_of(group.record, topic)
         row = Trace(
             did="started", at_ms=self._broker.clock.now_ms(), group=group.record.name,
-            topic=topic_name, offset=self.start_of(group.record, topic),
+            topic=topic_name, offset=offset,
         )  # fmt: skip
         self.record([row], done)
 
@@ -222,7 +229,7 @@ class Consuming:
     def wake(self, topic: Topic) -> None:
         """New messages are there."""
         for crew in topic.crews or ():
-            self._serve(crew)
+            self.serve_soon(crew)
 
     def end_topic(self, topic: Topic, reason: str) -> None:
         """A topic is no more: who consumes nothing else is told."""
@@ -246,10 +253,16 @@ class Consuming:
 
     def _take_up(self, crew: Crew) -> None:
         catalogue = self._broker.catalogue
+        if crew.group.record.mode == "broadcast":
+            return
         for name in crew.group.record.topics:
             topic = catalogue.by_name.get(name)
-            if name not in crew.sources and topic is not None and topic.is_durable:
-                self.begin_share(crew.group, name, lambda error: self.attach(crew))
+            if name in crew.sources or topic is None or topic.ending or not topic.is_durable:
+                continue
+            # Its members were there all the time: they get it from its beginning.
+            self.begin_share(
+                crew.group, name, lambda error: self.attach(crew), offset=topic.first_offset
+            )
 
     # --- the parts of a crew -----------------------------------------------------------------
 
@@ -282,11 +295,13 @@ class Consuming:
         return ChosenSource(
             share, topic, record=record, look_ahead=self._look_ahead,
             wake=lambda: self.serve_soon(crew), settle=self.outcomes.add,
-            clock=self._broker.clock,
+            clock=self._broker.clock, leased=lambda: crew.leases.ranges_in(topic.name),
         )  # fmt: skip
 
     def _changed(self, record: GroupRecord) -> None:
         """Follow a change of a group's settings."""
+        group = self.groups.by_name.get(record.name)
+        before = None if group is None else group.record
         self.groups.change(record)
         crew = self.crews.get(record.name)
         if crew is None:
@@ -298,11 +313,12 @@ class Consuming:
         for name in record.offline:
             if (offline := crew.members.get(name)) is not None:
                 self._end(offline, Conflict(f"member {name!r} was taken offline"))
-        for name in list(crew.sources):
-            # Its rules may be others: what was chosen by the old ones goes back.
-            source = crew.sources[name]
-            source.close()
-            crew.sources[name] = self._source(crew, source.share, crew.topics[name])
+        if before is None or _rules(before) != _rules(record):
+            for name in list(crew.sources):
+                # What was chosen by the old rules goes back.
+                source = crew.sources[name]
+                source.close()
+                crew.sources[name] = self._source(crew, source.share, crew.topics[name])
         self.attach(crew)
 
     # --- choose and lease --------------------------------------------------------------------
@@ -334,10 +350,23 @@ class Consuming:
 
     def _has_room(self, crew: Crew) -> bool:
         """Tell whether more may be read; if not, come back in a moment."""
-        if self._broker.delivering.has_room and self._cold_count * (512 << 10) < COLD_BYTES_MAX:
+        if self._bytes_max() and self._cold_count * DELIVERY_BYTES_MAX < COLD_BYTES_MAX:
+            return True
+        self._broker.delivering.look_at_sockets()
+        if self._bytes_max() and self._cold_count * DELIVERY_BYTES_MAX < COLD_BYTES_MAX:
             return True
         self._loop.call_later(NO_ROOM_S, self.serve_soon, crew)
         return False
+
+    def _bytes_max(self) -> int:
+        """Return how large a delivery may be: small ones when sockets hold much already.
+
+        Members that do not read must not keep those from working who do.
+        """
+        unsent_bytes = self._broker.delivering.unsent_bytes
+        if unsent_bytes < UNSENT_BYTES_MAX // 2:
+            return DELIVERY_BYTES_MAX
+        return CROWDED_READ_BYTES_MAX if unsent_bytes < UNSENT_BYTES_MAX * 4 else 0
 
     def _grant_any(self, crew: Crew) -> bool:
         """Make one grant of the first topic that has something for someone."""
@@ -364,7 +393,7 @@ class Consuming:
                 # It takes and never settles: it gets more when it does, or its leases run out.
                 crew.pause(member)
                 return True
-            ranges = source.take(limit)
+            ranges = source.take(min(limit, crew.fitting(name)))
             if not ranges:
                 return False
             line.used(member, count_of(ranges))
@@ -397,7 +426,7 @@ class Consuming:
             now_ms=self._broker.clock.monotonic_ms(), lease_ms=record.lease_ms,
         )  # fmt: skip
         try:
-            parcel = self._packing.pack(topic, ranges, wait=False)
+            parcel = self._packing.pack(topic, ranges, wait=False, bytes_max=self._bytes_max())
         except (NeedsDisk, OSError):
             self._deliver_from_disk(crew, member, source, topic, ranges, lease)
             return
@@ -437,7 +466,9 @@ class Consuming:
     ) -> None:
         """Send what was found; what did not fit or cannot be delivered is no longer leased."""
         if crew.leases.find(lease.id) is not lease:
-            # The member has gone meanwhile, or its topic has: then all of it is settled.
+            # The member has gone meanwhile, or its lease has: then all of it is settled.
+            if crew.members.get(member.name) is member:
+                crew.give(member, sum(end - start for start, end, _ in lease.grants))
             return
         for start, end in parcel.rest:
             if back := crew.leases.settle(lease.id, start, end, member=member.name):
@@ -493,11 +524,12 @@ class Consuming:
             entries_bytes=parcel.bytes,
         )  # fmt: skip
         count = count_of(parcel.ranges)
+        member.crew.note_size(topic.name, parcel.bytes, count)
         member.delivered += count
         self.delivered_count += count
         unsent_bytes = member.session.send_parts([head, *parcel.entries])
         self._broker.delivering.note_unsent(member.session, unsent_bytes)
-        if not member.session.writable:
+        if not member.session.writable and member.crew.members.get(member.name) is member:
             member.crew.pause(member)
 
     # --- end of a membership -----------------------------------------------------------------
@@ -525,14 +557,18 @@ class Consuming:
                 self._return(crew, lease)
         is_stopping = self._broker.publishing.is_stopping
         if crew.group.record.mode in ("exclusive", "ordered") and not is_stopping:
-            self._hold(crew.group.record.name)
+            self.hold(crew.group.record.name)
         if crew.members:
             self.serve_soon(crew)
         else:
             self._disband(crew)
 
-    def _hold(self, name: str) -> None:
-        """Grant nothing of a group that keeps an order until what a member left behind is known."""
+    def hold(self, name: str) -> None:
+        """Grant nothing of a group until what was said of its messages is durable.
+
+        For groups that keep an order when a member leaves something behind, and for all groups
+        while they are moved.
+        """
         self._holds[name] = self._holds.get(name, 0) + 1
 
         def release(error: OnwardError | None) -> None:
@@ -640,3 +676,11 @@ class Consuming:
             if (member := crew.members.get(lease.member)) is not None:
                 self.go_on(member)
         self._serve(crew)
+
+
+def _rules(record: GroupRecord) -> tuple[object, ...]:
+    """Return what decides which messages come next."""
+    return (
+        record.mode, record.filter, record.priorities, record.tenants, record.key_rate,
+        record.key_concurrency,
+    )  # fmt: skip

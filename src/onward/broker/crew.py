@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from onward.broker.session import Session
     from onward.delivery.group import Group
 
-Topics = tuple[str, ...]
+Topics = frozenset[str]
+DELIVERY_BYTES = 640 << 10
+"""A little more than a delivery has: what is too much goes back."""
 
 
 class Member:
@@ -68,6 +70,7 @@ class Crew:
         """What members may get that stand in no line: stand-bys, and those whose socket is full."""
         self.turn: deque[str] = deque()
         """The topics, the one whose turn it is first."""
+        self._message_bytes: dict[str, int] = {}
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at_ms = 0
         self.is_serving = False
@@ -82,6 +85,14 @@ class Crew:
     def active(self) -> Member | None:
         """Return the first active member."""
         return next((one for one in self.members.values() if one.state == "active"), None)
+
+    def fitting(self, topic: str) -> int:
+        """Return about how many messages of a topic fit into a delivery."""
+        return max(1, DELIVERY_BYTES // self._message_bytes.get(topic, 1))
+
+    def note_size(self, topic: str, size: int, count: int) -> None:
+        """Remember how large the messages of a topic are now."""
+        self._message_bytes[topic] = max(1, size // max(1, count))
 
     def join(self, member: Member, *, credit: int) -> None:
         """Take a member in; in an exclusive group it stands by when one is active."""

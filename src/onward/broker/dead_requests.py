@@ -8,7 +8,8 @@ something out. A dry run counts only.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from heapq import nsmallest
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -140,9 +141,9 @@ def _letters_after(share: Share, after: tuple[str, int], limit: int) -> list[Dea
     topic, offset = after
     if share.topic < topic:
         return []
-    offsets = sorted(share.dead)
-    start = bisect_right(offsets, offset) if share.topic == topic else 0
-    return [share.dead[offset] for offset in offsets[start : start + limit]]
+    first = offset if share.topic == topic else -1
+    later = (one for one in share.dead if one > first)
+    return [share.dead[one] for one in nsmallest(limit, later)]
 
 
 def _described(topic: str, letter: DeadLetter) -> dict[str, object]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onward.schedule")
 
 ROUND_MAX = 1_000
+BOTH = (True, True)
 State = Literal["waiting", "cancelled", "replaced", "fired", "unknown"]
 
 
@@ -112,9 +113,8 @@ class Deciding:
                 try:
                     await self._decide(some)
                 except (OnwardError, OSError) as error:
-                    refused = error if isinstance(error, OnwardError) else Unavailable(str(error))
                     for asked in some:
-                        self._refuse(asked, refused)
+                        self._refuse(asked, _told(error))
                 self._scheduling.take_in()
 
     def _next_round(self) -> list[_Asked]:
@@ -125,7 +125,7 @@ class Deciding:
             asked = self._asked[0]
             names: set[object] = {*asked.numbers, *asked.uniques}
             # A key may stand for a number that is named as well: those wait for each other.
-            if some and (names & named or bool(asked.uniques) != bool(some[0].uniques)):
+            if some and (names & named or _kind(asked) != _kind(some[0]) or _kind(asked) == BOTH):
                 break
             named |= names
             some.append(self._asked.pop(0))
@@ -137,16 +137,21 @@ class Deciding:
         places = await self._scheduling.files.look_up(numbers, uniques)
         waits: list[asyncio.Future[None]] = []
         for asked in some:
-            if asked.publish is not None:
-                waits.append(self._decide_publish(asked, places.by_unique))
-                continue
-            found = self.found(asked.numbers, asked.uniques, places)
-            if asked.at_ms is None:
-                waits.append(self._cancel(asked, found))
-            else:
-                waits.append(await self._move(asked, found))
+            # What one of them meets is told to that one: others may be on their way to the disk.
+            try:
+                waits.append(await self._decide_one(asked, places))
+            except (OnwardError, OSError) as error:
+                self._refuse(asked, _told(error))
         for wait in waits:
             await wait
+
+    async def _decide_one(self, asked: _Asked, places: Places) -> asyncio.Future[None]:
+        if asked.publish is not None:
+            return self._decide_publish(asked, places.by_unique)
+        found = self.found(asked.numbers, asked.uniques, places)
+        if asked.at_ms is None:
+            return self._cancel(asked, found)
+        return await self._move(asked, found)
 
     def found(self, numbers: list[int], uniques: list[str], places: Places) -> list[Found]:
         """Return what became of numbers and business keys; who calls holds the lock."""
@@ -252,7 +257,7 @@ class Deciding:
             accepted.replaces = replaces
             packed = _with_replaces(batch, replaces)
             publish[0].unanswered_bytes += len(packed) - len(batch)
-            publish = (*publish[:2], packed, *publish[3:])
+            publish = asked.publish = (*publish[:2], packed, *publish[3:])
         self._intake.accept(publish, accepted)
         # What is stored is known when the commit is done: the round waits for a row of its own.
         return on_loop(lambda told: self._broker.publishing.record(list, done=lambda _: told(None)))
@@ -295,11 +300,25 @@ class Deciding:
             for one in asked:
                 self._ask(one)
 
+    def abandon(self) -> None:
+        """Decide nothing more: the broker has failed."""
+        if self._round is not None:
+            self._round.cancel()
+
     async def stop(self) -> None:
         """Decide nothing more."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.wait([self._round])
+
+
+def _kind(asked: _Asked) -> tuple[bool, bool]:
+    """Tell whether numbers are named, and whether business keys are."""
+    return bool(asked.numbers), bool(asked.uniques)
+
+
+def _told(error: OnwardError | OSError) -> OnwardError:
+    return error if isinstance(error, OnwardError) else Unavailable(str(error))
 
 
 def _with_replaces(packed: Buffer, replaces: list[int | None]) -> bytes:

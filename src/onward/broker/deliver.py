@@ -322,6 +322,11 @@ class Delivering:
     # --- room --------------------------------------------------------------------------------
 
     @property
+    def unsent_bytes(self) -> int:
+        """Return what sockets have not taken, and what is being read from the disk for them."""
+        return self._unsent_bytes + self._from_disk_bytes
+
+    @property
     def has_room(self) -> bool:
         """Tell whether sockets and the disk hold less than they may in all."""
         return self._unsent_bytes + self._from_disk_bytes < UNSENT_BYTES_MAX
@@ -332,12 +337,15 @@ class Delivering:
             self._check_crowd()
 
     def _check_crowd(self) -> None:
-        """Ask the sockets again: one that never was full does not tell when it is empty."""
         self._crowd_check = None
         if self._queued:
             self._crowd_check = self._loop.call_later(CROWD_CHECK_S, self._check_crowd)
-            for session in list(self._unsent):
-                self.note_unsent(session, session.unsent_bytes)
+            self.look_at_sockets()
+
+    def look_at_sockets(self) -> None:
+        """Ask the sockets again: one that never was full does not tell when it is empty."""
+        for session in list(self._unsent):
+            self.note_unsent(session, session.unsent_bytes)
 
     def _admit_soon(self) -> None:
         if self._queued and self._admission is None and self.has_room:

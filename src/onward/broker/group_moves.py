@@ -137,6 +137,9 @@ class GroupMoves:
     def _write_reset(self, move: Move, group: Group, rows: list[Trace]) -> None:
         """Void what members hold, now and when the group stands anew: no old ack may finish it."""
         held = [] if move.dry_run else [self._void(group, row.topic, None) for row in rows]
+        if not move.dry_run:
+            # What is granted meanwhile would be acked after the group stands anew.
+            self._broker.consuming.hold(group.record.name)
 
         def settle(error: OnwardError | None) -> None:
             for row, ranges in zip(rows, held, strict=True):
@@ -161,6 +164,7 @@ class GroupMoves:
             if not move.dry_run:
                 # If the rows cannot be written, what they name is given back.
                 self._void(group, topic.name, Ranges(chosen))
+                self._broker.consuming.hold(group.record.name)
             self._write(move, rows, move.done)
 
         move = Move(session, request_id, {}, wanted.dry_run)
@@ -190,11 +194,10 @@ class GroupMoves:
         row = Trace(did="forked", at_ms=now_ms, group=copy.name, source=record.name)
         done = reply_when_done(session, request_id, lambda: {"group": copy.name})
 
-        def fork() -> None:
-            # At once when the group is there: whoever joins it begins after this row.
-            self._broker.consuming.record([row], done)
-
-        self._records.change(copy, and_then(fork, done))
+        # Both with one commit: there is never a copy without the place of what it copies.
+        both = when_all(2, done)
+        self._records.change(copy, both)
+        self._broker.consuming.record([row], both)
 
     def _peek(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupPeek)

@@ -8,6 +8,7 @@ be seen and holds nobody up.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from onward.broker.choosing import gone_row
@@ -16,12 +17,16 @@ from onward.delivery.trace import Trace, short_cause
 from onward.errors import Corruption, OnwardError
 from onward.log.disk import Buffer
 from onward.log.log import Log, Span
+from onward.log.segment import Segment
 from onward.message.cut import Cutter
 
 if TYPE_CHECKING:
     from onward.broker.catalogue import Topic
 
 DELIVERY_BYTES_MAX = 512 << 10
+READ_BYTES_MAX = 4 << 20
+"""So much is read for one delivery at most, also when little of it is wanted."""
+KEPT_BYTES_MAX = 16 << 20
 CUT_BYTES_MIN = 16 << 10
 RANGES_MAX = 10_000
 
@@ -29,9 +34,13 @@ RANGES_MAX = 10_000
 class Parcel:
     """What was found for some ranges."""
 
-    __slots__ = ("bytes", "damaged", "entries", "gone", "ranges", "rest")
+    __slots__ = (
+        "bytes", "bytes_max", "damaged", "entries", "gone", "ranges", "read_bytes", "rest",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = DELIVERY_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.read_bytes = 0
         self.entries: list[Buffer] = []
         self.ranges: list[Range] = []
         self.rest: list[Range] = []
@@ -63,15 +72,19 @@ class Packing:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._cutter = Cutter()
+        self._kept: OrderedDict[tuple[Segment, int, int], tuple[Buffer, Cutter]] = OrderedDict()
+        """Entries of which little was wanted lately: more of them will be."""
+        self._kept_bytes = 0
 
-    def pack(self, topic: Topic, ranges: list[Range], *, wait: bool) -> Parcel:
+    def pack(
+        self, topic: Topic, ranges: list[Range], *, wait: bool, bytes_max: int = DELIVERY_BYTES_MAX
+    ) -> Parcel:
         """Return what is stored of `ranges`; raises `NeedsDisk` unless it may `wait`."""
-        parcel = Parcel()
+        parcel = Parcel(bytes_max)
         left = list(reversed(ranges))
         while left:
-            if parcel.bytes >= DELIVERY_BYTES_MAX:
-                parcel.rest = left[::-1]
+            if parcel.rest or parcel.bytes >= bytes_max or parcel.read_bytes >= READ_BYTES_MAX:
+                parcel.rest += left[::-1]
                 break
             self._pack_next(topic, left, parcel, wait=wait)
         return parcel
@@ -79,7 +92,7 @@ class Packing:
     def _pack_next(self, topic: Topic, left: list[Range], parcel: Parcel, *, wait: bool) -> None:
         """Read the stretch of the log where the next range begins, for all ranges that it holds."""
         start, end = left.pop()
-        room = DELIVERY_BYTES_MAX - parcel.bytes
+        room = parcel.bytes_max - parcel.bytes
         span = self._log.plan(topic.number, start, bytes_max=room, end_offset=end)
         if span is None or span.first_offset >= end:
             parcel.gone.append((start, end))
@@ -88,7 +101,17 @@ class Packing:
             parcel.gone.append((start, span.first_offset))
             start = span.first_offset
         left.append((start, end))
+        if len(span.rows) > 1 and end < span.end_offset and span.rows[-1].length > CUT_BYTES_MIN:
+            # The last entry would have to be cut: it comes whole with the next delivery.
+            span = span.without_last()
+            left[-1] = (start, span.end_offset)
+            parcel.rest.append((span.end_offset, end))
         wanted = _held(left, span.end_offset)
+        key = (span.segment, span.position, span.length)
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            self._add(parcel, kept[1].cut(kept[0], wanted), wanted)
+            return
         try:
             entries = self._log.read(span, wait=wait)
         except Corruption as error:
@@ -96,7 +119,10 @@ class Packing:
             return
         if entries is None:
             raise NeedsDisk
-        entries = self._cut(entries, wanted, span)
+        parcel.read_bytes += span.length
+        self._add(parcel, self._cut(entries, wanted, span), wanted)
+
+    def _add(self, parcel: Parcel, entries: Buffer, wanted: list[Range]) -> None:
         parcel.entries.append(entries)
         parcel.bytes += len(entries)
         parcel.ranges += wanted
@@ -106,7 +132,13 @@ class Packing:
         held = span.end_offset - span.first_offset
         if len(entries) < CUT_BYTES_MIN or count_of(wanted) * 2 >= held:
             return entries
-        return self._cutter.cut(entries, wanted)
+        cutter = Cutter()
+        self._kept[span.segment, span.position, span.length] = entries, cutter
+        self._kept_bytes += len(entries)
+        while self._kept_bytes > KEPT_BYTES_MAX:
+            _, (oldest, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= len(oldest)
+        return cutter.cut(entries, wanted)
 
     def _note_damage(
         self, span: Span, wanted: list[Range], left: list[Range], parcel: Parcel, error: OnwardError

@@ -70,7 +70,8 @@ class Joining:
     def cancel(self, session: Session, request_id: int) -> bool:
         """Join no more; tell whether somebody was joining."""
         task = self._under_way.get((session, request_id))
-        if task is None:
+        if task is None or task.done():
+            # It has just come in: then it is a member, and leaves as one.
             return False
         task.cancel()
         return True
@@ -94,7 +95,8 @@ class Joining:
         members = self._consuming.members_on(session)
         if request_id in members or (session, request_id) in self._under_way:
             raise InvalidRequest(f"request id {request_id} is a consumer already")
-        if len(members) >= CONSUMERS_PER_SESSION_MAX:
+        joining = sum(one is session for one, _ in self._under_way)
+        if len(members) + joining >= CONSUMERS_PER_SESSION_MAX:
             raise Overloaded(f"a connection has at most {CONSUMERS_PER_SESSION_MAX} consumers")
         try:
             return msgspec.convert(consume.wish or {}, GroupWish).check()
@@ -201,7 +203,7 @@ class Joining:
         name = consume.member or f"{session.client_name}-{self._serial}"
         crew = self._consuming.crews.get(consume.group) or self._consuming.new_crew(group)
         member = Member(
-            name, session, request_id, crew=crew, topics=tuple(sorted(consume.topics)),
+            name, session, request_id, crew=crew, topics=frozenset(consume.topics),
             joined_at_ms=self._broker.clock.now_ms(),
         )  # fmt: skip
         self._consuming.joined(member, credit=consume.credit)

@@ -67,6 +67,16 @@ class Looked:
         self.tenants: list[str | None] | None = None if record.tenants is None else []
         self.priorities: list[int] | None = [] if record.priorities else None
 
+    def keep(self, rows: list[int]) -> None:
+        """Keep only some of what the columns hold."""
+        self.offsets = [self.offsets[row] for row in rows]
+        if self.keys is not None:
+            self.keys = [self.keys[row] for row in rows]
+        if self.tenants is not None:
+            self.tenants = [self.tenants[row] for row in rows]
+        if self.priorities is not None:
+            self.priorities = [self.priorities[row] for row in rows]
+
 
 class LookAhead:
     """Looks into the log for groups that filter or choose."""

@@ -11,6 +11,7 @@ what is folded is exactly what was written, in its order: recovery does the same
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from onward.errors import OnwardError
 
 if TYPE_CHECKING:
     from onward.broker.publish import Publishing
+
+logger = logging.getLogger("onward.consume")
 
 Done = Callable[[OnwardError | None], None]
 Timed = tuple[int, int, int]
@@ -100,7 +103,11 @@ class Outcomes:
             self._seal(gathered)
             self._give_back(gathered.rows)
         for done in gathered.done:
-            done(error)
+            try:
+                done(error)
+            except Exception:
+                # One that fails must not keep the others from hearing of theirs.
+                logger.exception("an answer could not be given")
 
 
 def _acked_row(key: tuple[str, str, str], timed: list[Timed], now_ms: int) -> Trace:

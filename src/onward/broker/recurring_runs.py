@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from onward.errors import OnwardError
@@ -42,6 +43,9 @@ class RecurringRuns:
         self._loop = asyncio.get_running_loop()
         self._planned: set[str] = set()
         """Those whose next run waits or is on its way."""
+        self._on_the_way: dict[str, list[Callable[[], None]]] = {}
+        """Those whose next run is being stored, and who waits for that."""
+        self._stored: Counter[str] = Counter()
 
     def begin(self) -> None:
         """At a start: look which runs wait, and schedule those that do not."""
@@ -135,21 +139,36 @@ class RecurringRuns:
         )  # fmt: skip
         self._planned.add(name)
 
+        self._on_the_way[name] = []
+
         def stored(number: int, error: OnwardError | None) -> None:
+            self._stored[name] += 1
             if error is not None:
                 self._planned.discard(name)
                 self._loop.call_later(AGAIN_S, self._plan, name)
+            for go_on in self._on_the_way.pop(name):
+                go_on()
 
         due_at_ms = record.next_run(after_ms)
         self._deciding.publish_inside(run, due_at_ms=due_at_ms, replaces=None, done=stored)
 
-    def _cancel(self, record: Recurring, *, then: object) -> None:
+    def _cancel(self, record: Recurring, *, then: Callable[[], None]) -> None:
+        """Cancel the run that waits; one that was stored meanwhile was not seen: so once more."""
+        name, stored = record.name, self._stored[record.name]
+
+        def again() -> None:
+            self._cancel(record, then=then)
+
         def answered(found: list[Found], error: OnwardError | None) -> None:
             if error is not None:
-                self._loop.call_later(AGAIN_S, lambda: self._cancel(record, then=then))
-                return
-            self._planned.discard(record.name)
-            then()  # type: ignore[operator]
+                self._loop.call_later(AGAIN_S, again)
+            elif name in self._on_the_way:
+                self._on_the_way[name].append(again)
+            elif self._stored[name] != stored:
+                again()
+            else:
+                self._planned.discard(name)
+                then()
 
         self._deciding.cancel(
             numbers=[], uniques=[PREFIX + record.name], answer=answered,

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onward.errors import Corruption, OnwardError
+from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.disk import OsDisk
 from onward.log.log import Span
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
@@ -80,12 +80,13 @@ class ScheduleFiles:
                 disk.remove(f"{folder}/{name}")
         for name in state.runs:
             self._add_run(name, Run.open(disk, f"{folder}/{name}"))
-        self._new_tail(state.built_end)
+        tail = _Tail(state.built_end)
         topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
         if topic is not None:
             for records in self._read_all(state.built_end, topic.next_offset):
-                self._tails[-1].take_back(records)
-                self._scheduling.order.parts[-1].seek(state.last)
+                tail.take_back(records)
+        # Not before it is whole: some of its rows have fired, and nothing comes in behind those.
+        self._add_tail(tail)
 
     def _read_all(self, start: int, end: int) -> Iterator[Records]:
         for span in self._spans(start, end):
@@ -111,12 +112,7 @@ class ScheduleFiles:
 
     def add(self, accepted: Accepted) -> None:
         """Let a stored batch wait."""
-        tail = self._tails[-1]
-        tail.add(accepted)
-        for number in accepted.replaces or ():
-            if number is not None and number >= 0:
-                self._scheduling.state.replaced.add(number)
-        self._scheduling.intake.deciding.recurring.stored(accepted)
+        self._tails[-1].add(accepted)
 
     def forget_uniques(self, uniques: Iterable[bytes | None]) -> None:
         """What has fired waits under its business key no longer."""
@@ -271,7 +267,7 @@ class ScheduleFiles:
             or tail.bytes >= TAIL_BYTES_MAX
             or self._holds_up_retention(tail)
         ):
-            self._new_tail(tail.part.number_end)
+            self._add_tail(_Tail(tail.part.number_end))
         work = self._next_work()
         if work is not None:
             self._work = asyncio.get_running_loop().create_task(work)
@@ -294,8 +290,7 @@ class ScheduleFiles:
             return self._merge(runs)
         return None
 
-    def _new_tail(self, number: int) -> None:
-        tail = _Tail(number)
+    def _add_tail(self, tail: _Tail) -> None:
         self._tails.append(tail)
         self._scheduling.order.add(tail.part)
 
@@ -383,7 +378,7 @@ class ScheduleFiles:
     async def _perform(self, plan: Plan) -> RunSummary:
         """Let a child work where one can see the disk; else work here."""
         if not isinstance(self._log.disk, OsDisk):
-            return await self._broker.in_thread(lambda: perform(plan, self._log.disk))
+            return await self._broker.in_thread(lambda: self._perform_here(plan))
         child = self._child = Aside(plan)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(child.fileno(), ended.set)
@@ -394,6 +389,11 @@ class ScheduleFiles:
         summary = await self._broker.in_thread(child.wait)
         self._child = None
         return summary
+
+    def _perform_here(self, plan: Plan) -> RunSummary:
+        if self._broker.failure is not None:
+            raise Unavailable("the broker has failed")
+        return perform(plan, self._log.disk)
 
     async def _open_runs(self, summary: RunSummary) -> list[Run]:
         disk = self._log.disk
@@ -416,11 +416,14 @@ class ScheduleFiles:
     async def _note(self) -> None:
         """Let a checkpoint name the runs; then what they replace may go."""
         self._builds, self._noted_at_ms = 0, self._broker.clock.monotonic_ms()
-        garbage, self._garbage = self._garbage, []
+        if self._broker.failure is not None:
+            return
+        garbage = list(self._garbage)
         built_end = self._scheduling.state.built_end
         await self._broker.housekeeping.checkpoint(copies=2)
         for name in garbage:
             self._log.disk.remove(f"{self._log.folder}/{name}")
+            self._garbage.remove(name)
         topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
         if topic is not None and built_end > topic.first_offset:
             topic.first_offset = built_end
@@ -450,6 +453,11 @@ class ScheduleFiles:
         both = type(state.cancelled).load(state.cancelled.save())
         both.add_many(state.replaced)
         return both.save()
+
+    def abandon(self) -> None:
+        """End the work under way: the broker has failed."""
+        if self._work is not None:
+            self._work.cancel()
 
     async def close(self) -> None:
         """End the work under way, and close the files."""

@@ -9,10 +9,12 @@ batch: later there is nobody to tell. Batches with business keys are decided one
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from onward.broker.deciding import Deciding
+from onward.broker.joining import on_loop
 from onward.delivery.ranges import ranges_of
 from onward.delivery.trace import Trace, short_cause
 from onward.durations import format_duration
@@ -107,8 +109,9 @@ class ScheduleIntake:
 
     def accept(self, publish: Publish, accepted: Accepted) -> None:
         """Let a batch go to the disk."""
+        topic = self.topic()
         self.expect(publish[2], accepted)
-        self._broker.publishing.accept(self.topic(), publish, publish[6])
+        self._broker.publishing.accept(topic, publish, publish[6])
 
     def expect(self, batch: Buffer, accepted: Accepted) -> None:
         """Remember what a batch says until it is stored."""
@@ -134,11 +137,10 @@ class ScheduleIntake:
 
     # --- what fires or never will ------------------------------------------------------------
 
-    def cancel_numbers(self, numbers: Iterable[int], *, cause: str) -> None:
-        """Cancel what cannot fire; nobody waits for the answer."""
-        self._broker.consuming.record(
-            [self.cancelled_row(numbers, cause=cause)], lambda error: None
-        )
+    def cancel_numbers(self, numbers: Iterable[int], *, cause: str) -> asyncio.Future[None]:
+        """Cancel what cannot fire; the future is done when that is durable."""
+        row = self.cancelled_row(numbers, cause=cause)
+        return on_loop(lambda done: self._broker.consuming.record([row], done))
 
     def cancelled_row(self, numbers: Iterable[int], *, cause: str = "") -> Trace:
         """Return the row that says that numbers will not fire."""

@@ -24,7 +24,7 @@ from onward.broker.joining import on_loop
 from onward.broker.outcomes import Done
 from onward.broker.schedule_files import ScheduleFiles
 from onward.broker.schedule_intake import Accepted, ScheduleIntake
-from onward.errors import Corruption, OnwardError, Unavailable
+from onward.errors import Corruption, InvalidRequest, OnwardError
 from onward.schedule.order import Order, Taken
 from onward.schedule.record import Records, encode_fired
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
@@ -87,10 +87,16 @@ class Scheduling:
                 accepted = self.intake.take_accepted(publish[2])
                 if accepted is not None:
                     accepted.first_number, accepted.time_ms = number, entry.time_ms
+                    self._fold(accepted)
                     self._arrived.append(accepted)
                 number += publish[3]
         if self._arrived and not self.lock.locked():
             self.take_in()
+
+    def _fold(self, accepted: Accepted) -> None:
+        """Change what is durable at once: a checkpoint that is made now is that of its log."""
+        self.state.replace(one for one in accepted.replaces or () if one is not None)
+        self.intake.deciding.recurring.stored(accepted)
 
     def take_in(self) -> None:
         """Let what has arrived wait with the others; never while the order is being used."""
@@ -104,7 +110,7 @@ class Scheduling:
     # --- fire --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
+        while self._broker.failure is None:
             await self._until_due()
             async with self.lock:
                 self.take_in()
@@ -117,6 +123,7 @@ class Scheduling:
                     await asyncio.sleep(FAILED_PAUSE_S)
                 self.take_in()
             self.files.tend()
+        self.abandon()
 
     def _now_ms(self) -> int:
         """Return the time up to which messages are due."""
@@ -188,11 +195,12 @@ class Scheduling:
         self._pace(size, len(taken))
         late_ms = self._broker.clock.now_ms() - taken.rows.at_ms[0]
         self._step_number += 1
-        waits = [
-            on_loop(partial(self._publish, topic, some)) for topic, some in self._kept(records)
-        ]
-        for wait in waits:
-            await wait
+        pieces, waits = self._kept(records)
+        waits += [on_loop(partial(self._publish, topic, some)) for topic, some in pieces]
+        # All of them, so that no error is left behind: they share one commit and its end.
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            if error is not None:
+                raise error
         self.state.finish_step(taken.last)
         self.late_ms_last = late_ms
         self.late_ms_max = max(self.late_ms_max, late_ms)
@@ -203,16 +211,28 @@ class Scheduling:
         self._step_rows = max(STEP_ROWS_MIN, min(fitting, count * 4, STEP_ROWS_MAX))
         self._step_rows = max(self._step_rows, min(self._step_rows * 4, STEP_ROWS_MAX, fitting))
 
-    def _kept(self, records: Records) -> list[tuple[Topic, Records]]:
-        """Return what really fires, by topic, in pieces of the size of an entry."""
+    def _kept(
+        self, records: Records
+    ) -> tuple[list[tuple[Topic, Records]], list[asyncio.Future[None]]]:
+        """Return what really fires, by topic, in pieces of the size of an entry.
+
+        What cannot be delivered anywhere is cancelled, and said: that must be durable as well.
+        """
         pieces: list[tuple[Topic, Records]] = []
+        cancels: list[asyncio.Future[None]] = []
         for name, some in records.by_topic().items():
             kept = self._waiting(name, some)
-            if kept.count:
-                topic = self._topic(name, kept)
-                if topic is not None:
-                    pieces += [(topic, piece) for piece in _in_pieces(kept)]
-        return pieces
+            if not kept.count:
+                continue
+            try:
+                topic = self._topic(name)
+            except InvalidRequest as error:
+                logger.warning("%d messages cannot fire: %s", kept.count, error)
+                cause = f"it could not fire: {error}"
+                cancels.append(self.intake.cancel_numbers(kept.numbers, cause=cause))
+            else:
+                pieces += [(topic, piece) for piece in _in_pieces(kept)]
+        return pieces, cancels
 
     def _waiting(self, topic: str, records: Records) -> Records:
         """Leave out what was cancelled or replaced, and what fired before a crash."""
@@ -228,19 +248,12 @@ class Scheduling:
         ]
         return records if len(rows) == records.count else records.select(rows)
 
-    def _topic(self, name: str, records: Records) -> Topic | None:
-        """Return the topic to fire to; what cannot be delivered anywhere is cancelled, and said."""
+    def _topic(self, name: str) -> Topic:
+        """Return the topic to fire to. One that is just ending is waited for: it begins again."""
         topic = self._broker.catalogue.by_name.get(name)
         if topic is not None and not topic.ending:
             return topic
-        try:
-            return self._broker.publishing.create_on_use(name, lambda error: None)
-        except Unavailable:
-            raise
-        except OnwardError as error:
-            logger.warning("%d messages cannot fire: %s", records.count, error)
-            self.intake.cancel_numbers(records.numbers, cause=f"it could not fire: {error}")
-            return None
+        return self._broker.publishing.create_on_use(name, lambda error: None)
 
     def _publish(self, topic: Topic, records: Records, done: Done) -> None:
         step, last = self._step_number, (records.at_ms[-1], records.numbers[-1])
@@ -281,6 +294,12 @@ class Scheduling:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    def abandon(self) -> None:
+        """Do nothing more at all: the broker has failed."""
+        self._task.cancel()
+        self.files.abandon()
+        self.intake.deciding.abandon()
 
     async def stop(self) -> None:
         """Fire nothing more, and close the files."""

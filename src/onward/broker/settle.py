@@ -20,7 +20,14 @@ from onward.delivery.lease import Lease
 from onward.delivery.ranges import Range, count_of
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import InvalidRequest, OnwardError
-from onward.protocol.deliveries import Outcome, Row, decode_ack, decode_settle, settled_frame
+from onward.protocol.deliveries import (
+    ROWS_MAX,
+    Outcome,
+    Row,
+    decode_ack,
+    decode_settle,
+    settled_frame,
+)
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -35,7 +42,9 @@ DUE_MS_MAX = 10 * 366 * 86_400_000
 EXPIRED_SAID = 8
 """A lease that ran out is said in the log for the first few of a group, then every 1,000th."""
 
-Grant = tuple[int, int, int]
+Attempted = tuple[int, list[Range]]
+"""Ranges of which this was the attempt."""
+ROW_RANGES_MAX = 1_000
 
 
 class Settling:
@@ -53,7 +62,7 @@ class Settling:
         member = self._consuming.members_on(session).get(consumer)
         if member is None:
             # Its membership has ended, and with it every lease.
-            session.write(settled_frame(request_id, rows))
+            session.write(settled_frame(request_id, _few(rows)))
             return
         leases, refused = member.crew.leases, []
         now_ms = self._broker.clock.monotonic_ms()
@@ -103,6 +112,7 @@ class Settling:
     def _answer(
         self, session: Session, request_id: int, refused: list[Row], *, has_rows: bool
     ) -> None:
+        refused = _few(refused)
         if not has_rows:
             session.write(settled_frame(request_id, refused))
             return
@@ -148,15 +158,15 @@ class Settling:
             crew.sources[lease.topic].give_back(held)
             self._consuming.serve_soon(crew)
             return []
-        grants = crew.sources[lease.topic].share.grants(held)
+        grants = _by_attempt(crew.sources[lease.topic].share.grants(held))
         if outcome.do == "reject":
             return [self._dead(crew, lease, grant, outcome.cause) for grant in grants]
         member.retried += count_of(held)
         return [self._retried(crew, lease, grant, outcome) for grant in grants]
 
-    def _retried(self, crew: Crew, lease: Lease, grant: Grant, outcome: Outcome) -> Trace:
+    def _retried(self, crew: Crew, lease: Lease, grant: Attempted, outcome: Outcome) -> Trace:
         """Return the row for one more attempt, or for none when that was the last."""
-        start, end, attempt = grant
+        attempt, ranges = grant
         policy = crew.group.record.retry
         if outcome.count and attempt >= policy.limit:
             cause = outcome.cause or f"attempt {attempt} of {policy.limit} failed"
@@ -169,15 +179,13 @@ class Settling:
         else:
             due_at_ms = now_ms + policy.delay_after(attempt, spread=self._broker.spread())
         return self._row(
-            "retried", crew, lease, (start, end), attempt=attempt if outcome.count else attempt - 1,
+            "retried", crew, lease, ranges, attempt=attempt if outcome.count else attempt - 1,
             due_at_ms=due_at_ms, cause=outcome.cause,
         )  # fmt: skip
 
-    def _dead(self, crew: Crew, lease: Lease, grant: Grant, cause: str) -> Trace:
-        start, end, attempt = grant
-        return self._row(
-            "dead", crew, lease, (start, end), attempt=attempt, cause=cause or "rejected"
-        )
+    def _dead(self, crew: Crew, lease: Lease, grant: Attempted, cause: str) -> Trace:
+        attempt, ranges = grant
+        return self._row("dead", crew, lease, ranges, attempt=attempt, cause=cause or "rejected")
 
     # --- what happens when they say nothing --------------------------------------------------
 
@@ -191,19 +199,17 @@ class Settling:
             self._say_expired(crew, lease)
         limit = max(crew.group.record.retry.limit, DEATHS_MAX)
         rows = []
-        for start, end, attempt in source.share.grants(ranges):
+        for attempt, some in _by_attempt(source.share.grants(ranges)):
             if attempt >= limit:
                 cause = (
                     f"its lease ran out {attempt} times, last with {lease.member!r}"
                     if did == "expired"
                     else f"member {lease.member!r} died with it, attempt {attempt}"
                 )
-                rows.append(self._dead(crew, lease, (start, end, attempt), cause))
+                rows.append(self._dead(crew, lease, (attempt, some), cause))
             else:
                 now_ms = self._broker.clock.now_ms()
-                rows.append(
-                    self._row(did, crew, lease, (start, end), attempt=attempt, due_at_ms=now_ms)
-                )
+                rows.append(self._row(did, crew, lease, some, attempt=attempt, due_at_ms=now_ms))
         self._consuming.outcomes.add(rows)
 
     def _say_expired(self, crew: Crew, lease: Lease) -> None:
@@ -216,12 +222,13 @@ class Settling:
             )  # fmt: skip
 
     def _row(
-        self, did: str, crew: Crew, lease: Lease, one: Range, *, attempt: int, due_at_ms: int = 0,
+        self, did: str, crew: Crew, lease: Lease, ranges: list[Range], *, attempt: int,
+        due_at_ms: int = 0,
         cause: str = "",
     ) -> Trace:  # fmt: skip
         return Trace(
             did=did, at_ms=self._broker.clock.now_ms(), group=crew.group.record.name,
-            topic=lease.topic, ranges=(one,), member=lease.member, attempt=attempt,
+            topic=lease.topic, ranges=tuple(ranges), member=lease.member, attempt=attempt,
             due_at_ms=due_at_ms, cause=short_cause(cause),
         )  # fmt: skip
 
@@ -229,6 +236,29 @@ class Settling:
 def _decoded(payload: bytes | bytearray) -> tuple[int, tuple[Outcome, ...]]:
     settle = decode_settle(payload)
     return settle.consumer, settle.rows
+
+
+def _by_attempt(grants: list[tuple[int, int, int]]) -> list[Attempted]:
+    """Gather ranges that have the same attempt: they become one row, if they are not too many."""
+    gathered: dict[int, list[Range]] = {}
+    for start, end, attempt in grants:
+        gathered.setdefault(attempt, []).append((start, end))
+    return [
+        (attempt, ranges[first : first + ROW_RANGES_MAX])
+        for attempt, ranges in gathered.items()
+        for first in range(0, len(ranges), ROW_RANGES_MAX)
+    ]
+
+
+def _few(refused: list[Row]) -> list[Row]:
+    """Return what was refused as few rows as a frame takes: at worst, whole deliveries."""
+    if len(refused) <= ROWS_MAX:
+        return refused
+    whole: dict[int, tuple[int, int]] = {}
+    for delivery, start, end in refused:
+        first, last = whole.get(delivery, (start, end))
+        whole[delivery] = min(first, start), max(last, end)
+    return [(delivery, start, end) for delivery, (start, end) in whole.items()][:ROWS_MAX]
 
 
 def _missing(delivery: int, start: int, end: int, held: list[Range]) -> list[Row]:

@@ -3,6 +3,7 @@
     connect("localhost:7700") ── Client ─┬─ publish, publish_soon, publish_many   (producer)
                                          ├─ read, get                             (reader)
                                          ├─ groups, dead letters, find, explain   (group_calls)
+                                         ├─ cancel, reschedule, calendar, ...     (schedule_calls)
                                          └─ topics, create_topic, ... status      (requests)
 
 Every call has a deadline. An error says who must act: see `onward.errors`. What only asks is asked
@@ -19,10 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, Unpack, cast, overload
 
 import msgspec
 
+from onward.client import scheduled as when_of
 from onward.client.address import Address, parse_addresses
 from onward.client.bodies import encode_bodies, encode_body
 from onward.client.consume_calls import ConsumeCalls
@@ -32,6 +34,9 @@ from onward.client.link import Link
 from onward.client.producer import Producer
 from onward.client.reader import Reader, ReadStart
 from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.schedule_calls import SCHEDULE_ASKS, ScheduleCalls
+from onward.client.schedule_times import NOW, At, Delay, Delays, Times, When
+from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledBatchReceipt, ScheduledReceipt
 from onward.client.topics import Duration, TopicDescription, duration_ms, instant_ms, read_start
 from onward.clock import Clock, SystemClock
 from onward.errors import (
@@ -52,7 +57,7 @@ from onward.settings import Settings
 DurabilityName = Literal["memory", "interval", "disk", "quorum"]
 Tags = str | Sequence[str] | None
 
-_ASKS_ONLY = frozenset({"topic.list", "topic.describe", "status"}) | GROUP_ASKS
+_ASKS_ONLY = frozenset({"topic.list", "topic.describe", "status"}) | GROUP_ASKS | SCHEDULE_ASKS
 _PAGE = 5_000
 
 
@@ -85,7 +90,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client(ConsumeCalls, GroupCalls):
+class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
     """A connection to Onward that mends itself. Made by `connect`."""
 
     def __init__(
@@ -153,6 +158,15 @@ class Client(ConsumeCalls, GroupCalls):
 
     # --- publish -----------------------------------------------------------------------------
 
+    @overload
+    async def publish(
+        self, topic: str, body: object, **options: Unpack[when_of.NowOne]
+    ) -> Receipt: ...
+    @overload
+    async def publish(
+        self, topic: str, body: object, **options: Unpack[when_of.LaterOne]
+    ) -> ScheduledReceipt: ...
+
     async def publish(
         self,
         topic: str,
@@ -164,14 +178,20 @@ class Client(ConsumeCalls, GroupCalls):
         trace_id: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
+        delay: Delay | None = None,
+        at: At | None = None,
+        unique: str | None = None,
+        replace: bool = False,
         durability: DurabilityName | None = None,
         timeout: Duration | None = None,
-    ) -> Receipt:
+    ) -> Receipt | ScheduledReceipt:
         """Publish one message and return when it is as safe as asked for.
 
         `body` is bytes, text, or anything JSON can say. Many calls at the same time share batches
         by themselves. Raises `OutcomeUnknown` only when it may have been stored or not; what was
-        not sent by its deadline is taken back, and raises `NotConnected`.
+        not sent by its deadline is taken back, and raises `NotConnected`. With `delay` or `at` it
+        waits for its time; under a business key (`unique`) one waits at a time, which a later one
+        may `replace`: see `ScheduledReceipt`.
 
         >>> async def main() -> Receipt:
         ...     async with connect("memory:") as mq:
@@ -185,12 +205,22 @@ class Client(ConsumeCalls, GroupCalls):
             deadline = self._deadline(timeout)
             await producer.space(deadline=deadline)
         future = self._publish(
-            producer, topic, body, durability, key=key, headers=headers, tag=tag,
-            trace_id=trace_id, priority=priority, tenant=tenant,
+            producer, topic, body, durability, (delay, at, unique, replace), key=key,
+            headers=headers, tag=tag, trace_id=trace_id, priority=priority, tenant=tenant,
         )  # fmt: skip
         if deadline is None:
-            return await future
-        return await producer.answer(future, topic, deadline=deadline)
+            return await future  # type: ignore[no-any-return]  # its kind follows from the time
+        sent_to = topic if delay is None and at is None else SCHEDULE_TOPIC
+        return await producer.answer(future, sent_to, deadline=deadline)
+
+    @overload
+    def publish_soon(
+        self, topic: str, body: object, **options: Unpack[when_of.NowSoon]
+    ) -> asyncio.Future[Receipt]: ...
+    @overload
+    def publish_soon(
+        self, topic: str, body: object, **options: Unpack[when_of.LaterSoon]
+    ) -> asyncio.Future[ScheduledReceipt]: ...
 
     def publish_soon(
         self,
@@ -203,8 +233,12 @@ class Client(ConsumeCalls, GroupCalls):
         trace_id: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
+        delay: Delay | None = None,
+        at: At | None = None,
+        unique: str | None = None,
+        replace: bool = False,
         durability: DurabilityName | None = None,
-    ) -> asyncio.Future[Receipt]:
+    ) -> asyncio.Future[Receipt] | asyncio.Future[ScheduledReceipt]:
         """Publish one message without waiting; the future gives the receipt or the error.
 
         Raises `Overloaded` when too many wait already.
@@ -219,9 +253,18 @@ class Client(ConsumeCalls, GroupCalls):
         producer = self._producer()
         producer.check_space()
         return self._publish(
-            producer, topic, body, durability, key=key, headers=headers, tag=tag,
-            trace_id=trace_id, priority=priority, tenant=tenant,
+            producer, topic, body, durability, (delay, at, unique, replace), key=key,
+            headers=headers, tag=tag, trace_id=trace_id, priority=priority, tenant=tenant,
         )  # fmt: skip
+
+    @overload
+    async def publish_many(
+        self, topic: str, bodies: Iterable[object], **options: Unpack[when_of.NowMany]
+    ) -> BatchReceipt: ...
+    @overload
+    async def publish_many(
+        self, topic: str, bodies: Iterable[object], **options: Unpack[when_of.LaterMany]
+    ) -> ScheduledBatchReceipt: ...
 
     async def publish_many(
         self,
@@ -234,11 +277,15 @@ class Client(ConsumeCalls, GroupCalls):
         trace_ids: Sequence[str | None] | None = None,
         priorities: Sequence[int | None] | None = None,
         tenants: Sequence[str | None] | None = None,
+        delay: Delays | None = None,
+        at: Times | None = None,
+        uniques: Sequence[str | None] | None = None,
+        replace: bool = False,
         durability: DurabilityName | None = None,
         compression: Literal["zstd", "lz4"] | None = None,
         timeout: Duration | None = None,
-    ) -> BatchReceipt:
-        """Publish many messages as one batch: all of them are stored, or none.
+    ) -> BatchReceipt | ScheduledBatchReceipt:
+        """Publish many as one batch, all or none; `delay` and `at` are for all, or one for each.
 
         >>> async def main() -> int:
         ...     async with connect("memory:") as mq:
@@ -258,23 +305,28 @@ class Client(ConsumeCalls, GroupCalls):
                 ("keys", keys), ("headers", headers),
                 ("tags", tags and [_joined(tag) for tag in tags]),
                 ("trace_ids", trace_ids), ("priorities", priorities), ("tenants", tenants),
+                ("uniques", uniques),
             )
             if column is not None
         }  # fmt: skip
         for name, column in columns.items():
             _check_column(name, column, count=len(encoded))
+        waits = self._schedule_columns(
+            topic, delay, at, uniques, replace=replace, count=len(encoded)
+        )
         deadline = self._deadline(timeout)
         await producer.space(deadline=deadline)
-        return await producer.publish_many(
-            topic, encoded, durability=self._asked(durability), columns=columns,
-            compression=compression, deadline=deadline,
+        receipt = await producer.publish_many(
+            SCHEDULE_TOPIC if waits else topic, encoded, durability=self._asked(durability),
+            columns=columns | waits, compression=compression, deadline=deadline,
         )  # fmt: skip
+        return ScheduledBatchReceipt.of(receipt, topic, calls=self) if waits else receipt
 
     def _publish(
         self, producer: Producer, topic: str, body: object, durability: DurabilityName | None,
-        *, key: str | None, headers: Mapping[str, str | bytes] | None, tag: Tags,
+        when: When, *, key: str | None, headers: Mapping[str, str | bytes] | None, tag: Tags,
         trace_id: str | None, priority: int | None, tenant: str | None,
-    ) -> asyncio.Future[Receipt]:  # fmt: skip
+    ) -> asyncio.Future[Any]:  # fmt: skip
         encoded = encode_body(body)
         if len(encoded) > 65_536:
             self._check_size(len(encoded))
@@ -282,6 +334,10 @@ class Client(ConsumeCalls, GroupCalls):
         if key is not None or headers or tag or trace_id or priority is not None or tenant:
             optional = _optional(key, headers, tag, trace_id, priority, tenant)
         asked = self._durability if durability is None else _durability(durability)
+        if when != NOW:
+            return self._schedule(producer, topic, encoded, asked, optional, when)
+        if topic == SCHEDULE_TOPIC:
+            check_topic_name(topic)  # its open batch, which is the schedule's own, would not do it
         return producer.publish(topic, encoded, durability=asked, optional=optional)
 
     def _deadline(self, timeout: Duration | None) -> float:

@@ -16,11 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from onward.client.link import Link
 from onward.client.receipt import DURABILITIES, BatchReceipt, Receipt
+from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledReceipt
 from onward.clock import Clock
 from onward.errors import (
+    InvalidRequest,
     MessageTooLarge,
     NotConnected,
     OnwardError,
@@ -32,6 +35,9 @@ from onward.message.batch import encode_batch
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import decode_error, decode_published, publish_head
+
+if TYPE_CHECKING:
+    from onward.client.schedule_calls import ScheduleCalls
 
 BATCH_MESSAGES_MAX = 4_096
 BATCH_BYTES_MAX = 1 << 20
@@ -45,7 +51,10 @@ Headers = Mapping[str, str | bytes]
 class Optional:
     """The optional columns of an open batch: lists that exist once somebody used them."""
 
-    __slots__ = ("headers", "keys", "priorities", "tags", "tenants", "trace_ids")
+    __slots__ = (
+        "due_at_ms", "headers", "keys", "priorities", "replaces", "tags", "tenants", "topics",
+        "trace_ids", "uniques",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.keys: list[str | None] | None = None
@@ -54,6 +63,10 @@ class Optional:
         self.trace_ids: list[str | None] | None = None
         self.priorities: list[int | None] | None = None
         self.tenants: list[str | None] | None = None
+        self.due_at_ms: list[int | None] | None = None
+        self.topics: list[str | None] | None = None
+        self.uniques: list[str | None] | None = None
+        self.replaces: list[int | None] | None = None
 
     def set(self, name: str, number: int, value: object) -> None:
         """Set one value of the message with this number."""
@@ -86,7 +99,8 @@ class OpenBatch:
     """Single publishes to one topic that will travel together."""
 
     __slots__ = (
-        "bodies", "bytes", "deadline", "durability", "futures", "is_sealed", "optional", "topic",
+        "bodies", "bytes", "calls", "deadline", "durability", "futures", "is_sealed", "optional",
+        "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, durability: int, deadline: float) -> None:
@@ -98,14 +112,34 @@ class OpenBatch:
         self.optional: Optional | None = None
         self.bytes = 0
         self.is_sealed = False
+        self.calls: ScheduleCalls | None = None
+        """In a batch of the schedule: what its receipts cancel and move with."""
 
     def settle(self, offset: int, event_id: int, durability: str) -> None:
         """Give each message its receipt."""
+        if self.calls is not None:
+            self._settle_scheduled(self.calls, offset, event_id, durability)
+            return
         topic = self.topic
         for future in self.futures:
             if not future.done():
                 future.set_result(Receipt(topic, offset, event_id, durability))
             offset += 1
+
+    def _settle_scheduled(
+        self, calls: ScheduleCalls, number: int, event_id: int, durability: str
+    ) -> None:
+        assert self.optional is not None, "a scheduled message says when and where to"
+        topics, due_at_ms = self.optional.topics or (), self.optional.due_at_ms or ()
+        for future, topic, at_ms in zip(self.futures, topics, due_at_ms, strict=True):
+            if not future.done():
+                receipt = ScheduledReceipt(
+                    str(topic), number, due_at_ms=at_ms or 0, event_id=event_id,
+                    durability=durability, calls=calls,
+                )  # fmt: skip
+                # Who scheduled it knows that this is no plain receipt.
+                future.set_result(cast(Receipt, receipt))
+            number += 1
 
     def split(self) -> list[OpenBatch]:
         """Return a batch per message: one of them is refused, the others are not to suffer."""
@@ -114,6 +148,7 @@ class OpenBatch:
         for number, body in enumerate(self.bodies):
             single = OpenBatch(self.topic, self.durability, self.deadline)
             single.bodies, single.futures = [body], [self.futures[number]]
+            single.calls = self.calls
             single.bytes = len(body) + MESSAGE_COST_BYTES
             if columns:
                 single.optional = Optional()
@@ -228,6 +263,24 @@ class Producer:
         if not self._flush_is_due:
             self._flush_soon()
         return future
+
+    def schedule(
+        self, body: bytes, *, durability: int, optional: dict[str, object], calls: ScheduleCalls,
+    ) -> asyncio.Future[ScheduledReceipt]:  # fmt: skip
+        """Add one message to the open batch of the schedule.
+
+        Under a business key it travels alone: the broker may refuse it, and then only it.
+        """
+        is_alone = "uniques" in optional
+        if is_alone:
+            self._seal_open(SCHEDULE_TOPIC)
+        future = self.publish(SCHEDULE_TOPIC, body, durability=durability, optional=optional)
+        batch = self._open.get(SCHEDULE_TOPIC) or self._waiting[-1]
+        assert isinstance(batch, OpenBatch)
+        batch.calls = calls
+        if is_alone:
+            self._seal_open(SCHEDULE_TOPIC)
+        return cast("asyncio.Future[ScheduledReceipt]", future)
 
     def publish_many(
         self, topic: str, bodies: list[bytes], *, durability: int,
@@ -456,11 +509,11 @@ class Producer:
             self._loop.call_later(pause_s, self._again)
             return
         batch = sent.batch
-        if (
-            isinstance(error, MessageTooLarge)
-            and isinstance(batch, OpenBatch)
-            and len(batch.bodies) > 1
-        ):
+        # Scheduled messages share a batch whatever their topics and times are.
+        is_of_one = isinstance(error, MessageTooLarge) or (
+            batch.topic == SCHEDULE_TOPIC and isinstance(error, InvalidRequest)
+        )
+        if is_of_one and isinstance(batch, OpenBatch) and len(batch.bodies) > 1:
             self._forget(sent)
             self._waiting.extendleft(reversed(batch.split()))
             self.waiting_bytes += batch.bytes
@@ -528,7 +581,7 @@ class Producer:
                 place.set()
 
     def _new_batch(self, topic: str, durability: int) -> OpenBatch:
-        check_topic_name(topic)
+        check_topic_name(topic, system=topic == SCHEDULE_TOPIC)
         return OpenBatch(topic, durability, self._loop.time() + self._timeout_s)
 
     def _seal_open(self, topic: str) -> None:

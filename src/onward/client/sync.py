@@ -16,20 +16,25 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Mapping,
     Sequence,
 )
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-from onward.client.client import Client, DurabilityName, Tags, connect
+from onward.client import scheduled as when_of
+from onward.client.client import Client, DurabilityName, connect
 from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.sync_calls import SyncGroupCalls
+from onward.client.sync_calls import SyncGroupCalls, SyncScheduleCalls
 from onward.client.sync_consumer import SyncConsumer, SyncDelivery
 from onward.client.sync_reader import SyncReader
+from onward.client.sync_schedule import (
+    SyncScheduledBatchReceipt,
+    SyncScheduledReceipt,
+    for_threads,
+)
 from onward.client.topics import Duration, TopicDescription
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
@@ -65,7 +70,7 @@ def connect_sync(
     )  # fmt: skip
 
 
-class SyncClient(SyncGroupCalls):
+class SyncClient(SyncGroupCalls, SyncScheduleCalls):
     """A blocking client. Made by `connect_sync`.
 
     >>> with connect_sync("memory:") as mq:
@@ -127,78 +132,62 @@ class SyncClient(SyncGroupCalls):
 
     # --- publish -----------------------------------------------------------------------------
 
+    @overload
+    def publish(self, topic: str, body: object, **options: Unpack[when_of.NowOne]) -> Receipt: ...
+    @overload
     def publish(
-        self,
-        topic: str,
-        body: object,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        tag: Tags = None,
-        trace_id: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        durability: DurabilityName | None = None,
-        timeout: Duration | None = None,
-    ) -> Receipt:
-        """Publish one message and return when it is as safe as asked for."""
-        return self._run(
-            self._open().publish(
-                topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id,
-                priority=priority, tenant=tenant, durability=durability, timeout=timeout,
-            )
-        )  # fmt: skip
+        self, topic: str, body: object, **options: Unpack[when_of.LaterOne]
+    ) -> SyncScheduledReceipt: ...
+
+    def publish(self, topic: str, body: object, **options: Any) -> Receipt | SyncScheduledReceipt:
+        """Publish one message and return when it is as safe as asked for.
+
+        The options are those of `Client.publish`; with `delay` or `at` it waits for its time.
+        """
+        receipt = self._run(self._open().publish(topic, body, **options))
+        return cast("Receipt | SyncScheduledReceipt", for_threads(receipt, self._run))
+
+    @overload
+    def publish_soon(
+        self, topic: str, body: object, **options: Unpack[when_of.NowSoon]
+    ) -> concurrent.futures.Future[Receipt]: ...
+    @overload
+    def publish_soon(
+        self, topic: str, body: object, **options: Unpack[when_of.LaterSoon]
+    ) -> concurrent.futures.Future[SyncScheduledReceipt]: ...
 
     def publish_soon(
-        self,
-        topic: str,
-        body: object,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        tag: Tags = None,
-        trace_id: str | None = None,
-        priority: int | None = None,
-        tenant: str | None = None,
-        durability: DurabilityName | None = None,
-    ) -> concurrent.futures.Future[Receipt]:
+        self, topic: str, body: object, **options: Any
+    ) -> concurrent.futures.Future[Any]:
         """Publish one message without waiting; the future gives the receipt or the error.
 
         Calls of one thread keep their order. The error is `Overloaded` when too many wait already.
         """
         client = self._open()
 
-        async def publish() -> Receipt:
-            return await client.publish_soon(
-                topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id,
-                priority=priority, tenant=tenant, durability=durability,
-            )  # fmt: skip
+        async def publish() -> Any:
+            return for_threads(await client.publish_soon(topic, body, **options), self._run)
 
         return self._submit(publish())
 
+    @overload
     def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[object],
-        *,
-        keys: Sequence[str | None] | None = None,
-        headers: Sequence[Mapping[str, str | bytes] | None] | None = None,
-        tags: Sequence[Tags] | None = None,
-        trace_ids: Sequence[str | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        tenants: Sequence[str | None] | None = None,
-        durability: DurabilityName | None = None,
-        compression: Literal["zstd", "lz4"] | None = None,
-        timeout: Duration | None = None,
-    ) -> BatchReceipt:
-        """Publish many messages as one batch: all of them are stored, or none."""
-        return self._run(
-            self._open().publish_many(
-                topic, bodies, keys=keys, headers=headers, tags=tags, trace_ids=trace_ids,
-                priorities=priorities, tenants=tenants, durability=durability,
-                compression=compression, timeout=timeout,
-            )
-        )  # fmt: skip
+        self, topic: str, bodies: Iterable[object], **options: Unpack[when_of.NowMany]
+    ) -> BatchReceipt: ...
+    @overload
+    def publish_many(
+        self, topic: str, bodies: Iterable[object], **options: Unpack[when_of.LaterMany]
+    ) -> SyncScheduledBatchReceipt: ...
+
+    def publish_many(
+        self, topic: str, bodies: Iterable[object], **options: Any
+    ) -> BatchReceipt | SyncScheduledBatchReceipt:
+        """Publish many messages as one batch: all of them are stored, or none.
+
+        The options are those of `Client.publish_many`.
+        """
+        receipt = self._run(self._open().publish_many(topic, bodies, **options))
+        return cast("BatchReceipt | SyncScheduledBatchReceipt", for_threads(receipt, self._run))
 
     # --- read --------------------------------------------------------------------------------
 

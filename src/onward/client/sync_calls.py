@@ -1,4 +1,4 @@
-"""The calls of the blocking client that are about groups: those of `GroupCalls`, one by one.
+"""The blocking client's calls about groups and the schedule: the asynchronous ones, one by one.
 
 They are made from the asynchronous ones, with their arguments and their types, so nothing is said
 twice: what is written there is true here, without `await`.
@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from onward.client.group_calls import GroupCalls
+from onward.client.schedule_calls import ScheduleCalls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,3 +83,18 @@ class SyncGroupCalls:
     purge = _blocking(GroupCalls.purge)
     find = _blocking(GroupCalls.find)
     explain = _blocking(GroupCalls.explain)
+
+
+class SyncScheduleCalls:
+    """What a program can ask of the schedule, blocking."""
+
+    cancel_scheduled = _blocking(ScheduleCalls.cancel_scheduled)
+    reschedule = _blocking(ScheduleCalls.reschedule)
+    scheduled = _blocking(ScheduleCalls.scheduled)
+    list_scheduled = _iterating(ScheduleCalls.list_scheduled)
+    calendar = _blocking(ScheduleCalls.calendar)
+    set_recurring = _blocking(ScheduleCalls.set_recurring)
+    recurring = _blocking(ScheduleCalls.recurring)
+    pause_recurring = _blocking(ScheduleCalls.pause_recurring)
+    resume_recurring = _blocking(ScheduleCalls.resume_recurring)
+    delete_recurring = _blocking(ScheduleCalls.delete_recurring)

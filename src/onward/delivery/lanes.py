@@ -141,6 +141,11 @@ class Lanes:
         """How many may still be added."""
         return max(0, HELD_MAX - len(self._held))
 
+    def count_of(self, tenant: str | None) -> int:
+        """Return how many offsets of a tenant are held."""
+        held = self._tenants.get(tenant or "")
+        return 0 if held is None else held.count
+
     def knows(self, offset: int) -> bool:
         """Tell whether this offset is held."""
         return offset in self._held

@@ -168,6 +168,12 @@ class Leases:
                 return lease
         return None
 
+    def ranges_in(self, topic: str) -> list[Range]:
+        """Return everything of a topic that is leased, in no order."""
+        return [
+            one for lease in self._by_id.values() if lease.topic == topic for one in lease.ranges
+        ]
+
     def count_in(self, topic: str) -> int:
         """Return how many messages of a topic are leased."""
         return self._by_topic.get(topic, 0)

@@ -60,6 +60,13 @@ class Span(NamedTuple):
     length: int
     rows: list[Row]
 
+    def without_last(self) -> Span:
+        """Return the span without its last entry; it has several."""
+        last = self.rows[-2]
+        return Span(
+            self.segment, self.position, last.position + last.length - self.position, self.rows[:-1]
+        )
+
     @property
     def first_offset(self) -> int:
         """Return the offset of the first message of the span."""

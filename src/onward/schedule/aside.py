@@ -3,9 +3,9 @@
     broker ── plan (JSON, stdin) ──▶ child ── summary or error (JSON, stdout) ──▶ broker
        └──── a pipe that nobody writes to: when the broker is gone it ends, and so does the child
 
-A child is a child of one plan. It is nice, and its memory does not grow with the plan. However it
-ends, a file under its name is complete; what it leaves besides ends in `.tmp`. `perform` does the
-same work here, for disks that a child cannot see, and for tests.
+A child is a child of one plan. It is nice, unless somebody waits for it, and its memory does not
+grow with the plan. However it ends, a file under its name is complete; what it leaves besides ends
+in `.tmp`. `perform` does the same work here, for disks that a child cannot see, and for tests.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def perform(plan: Plan, disk: Disk) -> RunSummary:
 class Aside:
     """A child at work on one plan. Starting it takes a millisecond or two."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, nice: int = NICE) -> None:
         self.plan = plan
         self._outcome: _Outcome | None = None
         plan_file = os.memfd_create("plan")
@@ -108,7 +108,7 @@ class Aside:
                 file.write(msgspec.json.encode(plan))
             os.lseek(plan_file, 0, os.SEEK_SET)
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "onward.schedule.aside", str(alive)],
+                [sys.executable, "-P", "-m", "onward.schedule.aside", str(alive), str(nice)],
                 stdin=plan_file,
                 stdout=subprocess.PIPE,
                 pass_fds=(alive,),
@@ -172,7 +172,7 @@ class Aside:
 def main() -> None:
     """Be the child: read the plan, carry it out, write the summary."""
     Thread(target=_end_with_the_broker, args=(int(sys.argv[1]),), daemon=True).start()
-    os.nice(NICE)
+    os.nice(int(sys.argv[2]))
     # Columns are lists of numbers and bytes: there are no cycles to look for among millions.
     gc.disable()
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)

@@ -1,8 +1,9 @@
-"""Building a run: batches of `@schedule`, as they came, become one file sorted by time.
+"""Building runs: batches of `@schedule`, as they came, become files sorted by time.
 
-A stretch of up to 65,536 messages or 24 MiB is sorted in memory. What is longer is cut into such
-stretches, each becomes a run of its own aside, and these are merged: memory stays the same. The
-cost is per column, not per message: decode, sort the rows' places once, gather, join.
+A stretch of up to 65,536 messages or 24 MiB is sorted in memory and becomes a run. What is longer
+becomes several runs, `path`, `path.1`, `path.2` ..., one for each stretch: memory stays the same,
+and each message is written once. Merging them is left to who has time for it. The cost is per
+column, not per message: decode, sort the rows' places once, gather, join.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from onward.message.batch import RAW_BYTES_MAX, decode_batch, read_header
 from onward.message.columns import Column
 from onward.schedule.blocks import hashes_of
 from onward.schedule.gone import Gone
-from onward.schedule.merge import merge_runs
 from onward.schedule.record import Records, records_of
-from onward.schedule.run import Run
 from onward.schedule.writer import RunSummary, RunWriter
 
 STRETCH_ROWS_MAX: Final = 65_536
@@ -37,10 +36,11 @@ def build_run(
     stretch_rows_max: int = STRETCH_ROWS_MAX,
     stretch_bytes_max: int = STRETCH_BYTES_MAX,
 ) -> RunSummary:
-    """Write the messages of `batches`, in the order of their numbers, to a run at `path`.
+    """Write the messages of `batches`, in the order of their numbers, to runs at `path`.
 
     >>> from onward.log.memory_disk import MemoryDisk
     >>> from onward.message.batch import encode_batch
+    >>> from onward.schedule.run import Run
     >>> disk = MemoryDisk()
     >>> batch = encode_batch([b"later", b"soon"], due_at_ms=[90, 50], topics=["a", "a"])
     >>> build_run(disk, "run", [(7, 10, batch)], gone=Gone()).rows
@@ -53,12 +53,13 @@ def build_run(
         for first_number, time_ms, batch in batches:
             build.add(first_number, time_ms, batch)
         return build.finish()
-    finally:
-        build.clean()
+    except BaseException:
+        build.abandon()
+        raise
 
 
 class _Build:
-    """One build under way: a stretch in memory, and those before it in files aside."""
+    """One build under way: a stretch in memory, and those before it in runs."""
 
     def __init__(self, disk: Disk, path: str, gone: Gone, *, rows_max: int, bytes_max: int) -> None:
         self._disk = disk
@@ -68,8 +69,11 @@ class _Build:
         self._bytes_max = bytes_max
         self._stretch = Records.empty()
         self._stretch_bytes = 0
-        self._aside: list[str] = []
+        self._paths: list[str] = []
+        self._rows = 0
+        self._bytes = 0
         self._start = 0
+        self._stretch_start = 0
         self._end = 0
         self._gone_count = 0
         self._left_out = 0
@@ -77,11 +81,10 @@ class _Build:
     def add(self, first_number: int, time_ms: int, packed: Buffer) -> None:
         """Take the rows of one batch that are not gone."""
         if not self._end:
-            self._start = self._end = first_number
+            self._start = self._stretch_start = self._end = first_number
         if first_number < self._end:
             raise ValueError(f"batch {first_number} comes behind number {self._end}")
         count, size, records = _decoded(packed, first_number=first_number, time_ms=time_ms)
-        self._end = first_number + count
         self._left_out += count - records.count
         kept = self._gone.kept(records.numbers, records.at_ms, records.topics)
         if kept is not None:
@@ -89,43 +92,32 @@ class _Build:
             records = records.select(kept)
         rows = self._stretch.count + records.count
         if rows > self._rows_max or self._stretch_bytes + size > self._bytes_max:
-            self._put_aside()
+            self._write_stretch()
+            self._stretch_start = first_number
+        self._end = first_number + count
         self._stretch.extend(records)
         self._stretch_bytes += size
 
     def finish(self) -> RunSummary:
-        """Write the run, and say what it has become."""
-        paths: tuple[str, ...] = ()
-        rows = size = 0
-        if not self._aside and self._stretch.count:
-            paths, rows, size = (self._path,), self._stretch.count, self._write(self._path)
-        elif self._aside:
-            self._put_aside()
-            merged = self._merge()
-            paths, rows, size = merged.paths, merged.rows, merged.bytes
+        """Write what is left, and say what it has become."""
+        self._write_stretch()
         return RunSummary(
-            self._start, self._end, paths, rows, size, self._gone_count, self._left_out
-        )
+            self._start, self._end, tuple(self._paths), self._rows, self._bytes, self._gone_count,
+            self._left_out,
+        )  # fmt: skip
 
-    def clean(self) -> None:
-        """Remove what was put aside."""
-        for path in self._aside:
+    def abandon(self) -> None:
+        """Remove what was written."""
+        for path in self._paths:
             self._disk.remove(path)
 
-    def _put_aside(self) -> None:
-        """Write the stretch to a file of its own, which only this build knows."""
+    def _write_stretch(self) -> None:
+        """Write the stretch to a run of its own."""
         if self._stretch.count:
-            path = f"{self._path}.{len(self._aside)}.tmp"
-            self._aside.append(path)
-            self._write(path)
-
-    def _merge(self) -> RunSummary:
-        runs = [Run.open(self._disk, path) for path in self._aside]
-        try:
-            return merge_runs(self._disk, self._path, runs, gone=Gone())
-        finally:
-            for run in runs:
-                run.close()
+            path = f"{self._path}.{len(self._paths)}" if self._paths else self._path
+            self._rows += self._stretch.count
+            self._bytes += self._write(path)
+            self._paths.append(path)
 
     def _write(self, path: str) -> int:
         records, self._stretch, self._stretch_bytes = self._stretch, Records.empty(), 0
@@ -135,7 +127,7 @@ class _Build:
             writer.add_numbers(records.numbers, records.at_ms, records.topics)
             if (uniques := _unique_columns(records)) is not None:
                 writer.add_uniques(*uniques)
-            return writer.finish(start=self._start, end=self._end)
+            return writer.finish(start=self._stretch_start, end=self._end)
         finally:
             writer.abandon()
 

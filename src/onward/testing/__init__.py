@@ -3,8 +3,9 @@
 For the tests of Onward and of programs that use it. Reading order: `clock` (time by hand), `disk`
 (errors, a full disk, power cuts), `loop` (virtual time), `network` (delay, loss, partitions), then
 what stands on them: `simulator` (a whole run), `scenario`, `node` (the broker's machine, with its
-`commit`), `workload` (programs), `trouble`, `history` and `checker` (what they saw, and whether it
-is possible), `fold` (whether the log says it all).
+`commit`), `workload` (programs), `members` and `operator` (those of groups), `trouble`, `history`
+and `checker` (what they saw, and whether it is possible; `group_history` and `group_checker` for
+groups), `fold` (whether the log says it all).
 
     simulate(seed=7)
       └─ VirtualLoop ─ VirtualClock       hours pass in milliseconds

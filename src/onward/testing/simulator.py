@@ -2,9 +2,10 @@
 
     simulate(seed)
       ├─ scenario     what this seed chooses: sizes, programs, and which faults there are
-      ├─ workload     publishers, readers, topics that come and go       ─┐ write a history of
+      ├─ workload     publishers, readers, topics that come and go       ─┐
+      ├─ members      groups: who consumes, dies, leaves; operators       │ write a history of
       ├─ trouble      crashes, cuts, full disks, clocks that jump         │ all they do and see
-      ├─ peace        all is healed; every topic is read to its end      ─┘
+      ├─ peace        all is healed; topics are read, groups swept       ─┘
       └─ checker      the history must be possible; else `SimulationFailed`, with a trace
 
 The same seed gives the same run, to the microsecond of virtual time.

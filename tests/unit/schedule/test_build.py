@@ -91,21 +91,22 @@ def test_a_run_of_nothing_is_no_file():
 
 @unhurried
 @given(MESSAGES.filter(bool), st.integers(1, 20), st.integers(200, 2_000))
-def test_a_long_stretch_becomes_the_same_run_as_a_short_one(messages, rows_max, bytes_max):
+def test_a_long_stretch_becomes_several_runs_that_share_its_numbers(messages, rows_max, bytes_max):
     disk = MemoryDisk()
     batches, records = batches_of(messages, size=3)
-    build_run(disk, "whole", batches, gone=Gone())
     summary = build_run(
-        disk, "pieces", batches, gone=Gone(),
-        stretch_rows_max=rows_max, stretch_bytes_max=bytes_max,
-    )  # fmt: skip
-    assert (summary.rows, summary.paths) == (len(records), ("pieces",))
-    assert disk.list_folder(".") == ["pieces", "whole"]
-    whole, pieces = Run.open(disk, "whole"), Run.open(disk, "pieces")
-    assert list(pieces.records(0, 99)) == list(whole.records(0, 99)) == in_order(records)
-    for unique in ("order-7", "order-8", ""):
-        assert list(pieces.find_unique(unique)) == list(whole.find_unique(unique))
-    pieces.verify()
+        disk, "run", batches, gone=Gone(), stretch_rows_max=rows_max, stretch_bytes_max=bytes_max
+    )
+    assert summary.rows == len(records)
+    assert sorted(disk.list_folder(".")) == sorted(summary.paths)
+    runs = [Run.open(disk, path) for path in summary.paths]
+    found = [record for run in runs for record in run.records(0, 99)]
+    assert sorted(found, key=lambda one: (one.at_ms, one.number)) == in_order(records)
+    ends = [run.number_end for run in runs]
+    assert [run.number_start for run in runs] == [summary.start, *ends[:-1]]
+    assert ends[-1] == summary.end
+    for run in runs:
+        run.verify()
 
 
 def test_a_build_is_the_same_file_every_time():
@@ -134,8 +135,9 @@ def test_a_build_that_fails_leaves_nothing_behind(operation):
             assert disk.list_folder(".") == []
         else:
             break
-    assert disk.list_folder(".") == ["run"]
-    Run.open(disk, "run").verify()
+    assert sorted(disk.list_folder(".")) == ["run", "run.1", "run.2", "run.3"]
+    for path in disk.list_folder("."):
+        Run.open(disk, path).verify()
 
 
 def test_a_run_survives_a_power_cut_right_after_it_was_built():
@@ -154,7 +156,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_run_or_none():
         disk = FaultyDisk(Random(operations))
         disk.cut_power_after(operations, then=lambda: None)
         try:
-            build_run(disk, "run", batches, gone=Gone(), stretch_rows_max=30)
+            build_run(disk, "run", batches, gone=Gone())
             is_done = True
         except OSError:
             is_done = False

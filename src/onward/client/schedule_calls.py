@@ -1,0 +1,399 @@
+"""What a program can ask of the schedule: cancel, move, look, list, the calendar, recurring ones.
+
+    one message   cancel_scheduled, reschedule, scheduled      by its id or its business key
+    many          list_scheduled, calendar                     by topic, key and time
+    recurring     set_recurring, recurring, pause_recurring, resume_recurring, delete_recurring
+
+What changes something returns when it is durable. Answers are exact: `cancelled` never fires, and
+`fired` is in its topic. Cancelling by id may be repeated: it answers the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from onward.client.asking import Asking
+from onward.client.bodies import encode_body
+from onward.client.schedule_times import (
+    DAY_MS,
+    Ahead,
+    At,
+    Delay,
+    Delays,
+    Times,
+    When,
+    ahead_ms,
+    check_replace,
+    check_unique,
+    due_each,
+    due_ms,
+    due_of,
+    moment_ms,
+    step_for,
+)
+from onward.client.scheduled import (
+    REPLACE_WAITING,
+    CalendarDescription,
+    CancelResult,
+    MoveResult,
+    RecurringDescription,
+    ScheduledDescription,
+    ScheduledReceipt,
+    schedule_id,
+)
+from onward.client.topics import Duration, duration_ms
+from onward.errors import InvalidRequest, ProtocolError
+from onward.message.names import check_topic_name
+
+if TYPE_CHECKING:
+    from onward.client.producer import Producer
+
+SCHEDULE_ASKS = frozenset({"schedule.show", "schedule.list", "schedule.calendar", "recurring.list"})
+"""Operations that only ask: they are asked again when the connection is lost."""
+
+ScheduleId = int | str | ScheduledReceipt
+
+T = TypeVar("T")
+
+_PAGE = 1_000
+_CANCELLED_MAX = 10_000
+_UNIQUES_MAX = 4_000
+"""Business keys are longer than numbers: fewer of them fit into a frame."""
+
+
+class ScheduleCalls(Asking):
+    """The calls of a client that are about the schedule."""
+
+    async def cancel_scheduled(
+        self,
+        ids: ScheduleId | Iterable[ScheduleId] | None = None,
+        *,
+        unique: str | Iterable[str] | None = None,
+        cause: str = "",
+    ) -> list[CancelResult]:
+        """Let messages never fire; return for each one whether that was in time.
+
+        The results have the order of what was named; what is named twice counts once.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("reminders", "pay", delay="45m", unique="order-7")
+        ...         results = await mq.cancel_scheduled(unique=["order-7", "order-8"])
+        ...         return [result.state for result in results]
+        >>> asyncio.run(main())
+        ['cancelled', 'not_found']
+        """
+        if (ids is None) == (unique is None):
+            raise InvalidRequest("say what to cancel: either ids or unique")
+        if ids is not None:
+            numbers = list(dict.fromkeys(map(schedule_id, _several(ids))))
+            return await self._cancel("ids", numbers, _CANCELLED_MAX, cause)
+        uniques = list(dict.fromkeys(_several(unique)))
+        for one in uniques:
+            check_unique(one)
+        results = await self._cancel("uniques", uniques, _UNIQUES_MAX, cause)
+        replace: Any = msgspec.structs.replace
+        return [replace(one, unique=name) for one, name in zip(results, uniques, strict=True)]
+
+    async def reschedule(
+        self,
+        id: ScheduleId | None = None,  # noqa: A002  # it is what people call it
+        *,
+        unique: str | None = None,
+        at: At | None = None,
+        delay: Delay | None = None,
+    ) -> MoveResult:
+        """Let a message fire at another time; it gets a new id, which the result names.
+
+        >>> import asyncio, onward
+        >>> async def main() -> str:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("reminders", "pay", delay="45m", unique="order-7")
+        ...         return (await mq.reschedule(unique="order-7", delay="2h")).state
+        >>> asyncio.run(main())
+        'moved'
+        """
+        at_ms = due_ms(delay, at, now_ms=self._clock.now_ms())
+        reply = await self._request({"op": "schedule.move", "at_ms": at_ms, **_one(id, unique)})
+        (result,) = _read(reply["results"], list[MoveResult])
+        return result
+
+    async def scheduled(
+        self,
+        id: ScheduleId | None = None,  # noqa: A002  # it is what people call it
+        *,
+        unique: str | None = None,
+    ) -> ScheduledDescription:
+        """Return what became of a scheduled message; its state may be `not_found`.
+
+        >>> import asyncio, onward
+        >>> async def main() -> tuple[str, bytes]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("reminders", "pay", delay="45m", unique="order-7")
+        ...         found = await mq.scheduled(unique="order-7")
+        ...         return found.state, found.body
+        >>> asyncio.run(main())
+        ('waiting', b'pay')
+        """
+        reply = await self._request({"op": "schedule.show", **_one(id, unique)})
+        return _read(reply, ScheduledDescription)
+
+    async def list_scheduled(
+        self,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        start: Ahead | None = None,
+        end: Ahead | None = None,
+    ) -> AsyncGenerator[ScheduledDescription]:
+        """Give what waits, for `async for`, in the order in which it fires.
+
+        `start` and `end` are times, or how far from now: `end="1h"` is what fires within an hour.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str | None]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish("reminders", "later", delay="2h", key="a")
+        ...         await mq.publish("reminders", "sooner", delay="1h", key="b")
+        ...         return [one.key async for one in mq.list_scheduled(topic="reminders")]
+        >>> asyncio.run(main())
+        ['b', 'a']
+        """
+        now_ms = self._clock.now_ms()
+        request: dict[str, object] = {
+            "op": "schedule.list", "limit": _PAGE, "topic": topic or "", "key": key or "",
+            "from_ms": None if start is None else ahead_ms(start, now_ms=now_ms),
+            "until_ms": None if end is None else ahead_ms(end, now_ms=now_ms),
+        }  # fmt: skip
+        after: object = None
+        while True:
+            reply = await self._request({**request, "after": after})
+            for one in _read(reply["scheduled"], list[ScheduledDescription]):
+                yield one
+            after = reply.get("next")
+            if not after:
+                return
+
+    async def calendar(
+        self,
+        *,
+        start: Ahead | None = None,
+        end: Ahead | None = None,
+        step: Duration | None = None,
+        topic: str | None = None,
+    ) -> CalendarDescription:
+        """Return how many messages fire when: from now for a day, in steps that fit.
+
+        `start` and `end` are times, or how far from now. The first bar begins at a whole step.
+
+        >>> import asyncio, onward
+        >>> async def main() -> tuple[int, dict[str, int]]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("reminders", ["a", "b"], delay=["1h", "5h"])
+        ...         calendar = await mq.calendar(end="6h")
+        ...         return len(calendar.bars), calendar.topics
+        >>> asyncio.run(main())
+        (2, {'reminders': 2})
+        """
+        now_ms = self._clock.now_ms()
+        start_ms = now_ms if start is None else ahead_ms(start, now_ms=now_ms)
+        end_ms = start_ms + DAY_MS if end is None else ahead_ms(end, now_ms=now_ms)
+        if end_ms <= start_ms:
+            raise InvalidRequest("a calendar ends after it begins")
+        step_ms = step_for(end_ms - start_ms) if step is None else duration_ms(step)
+        if step_ms < 1_000:
+            raise InvalidRequest("a step of the calendar is at least a second")
+        start_ms -= start_ms % step_ms
+        request = {
+            "op": "schedule.calendar", "from_ms": start_ms, "until_ms": end_ms,
+            "step_ms": step_ms, "topic": topic or "",
+        }  # fmt: skip
+        reply = await self._request(request)
+        span = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
+        return _read({**reply, **span}, CalendarDescription)
+
+    # --- recurring ---------------------------------------------------------------------------
+
+    async def set_recurring(
+        self,
+        name: str,
+        topic: str,
+        body: object,
+        *,
+        cron: str | None = None,
+        zone: str = "UTC",
+        every: Duration | None = None,
+        catch_up: Literal["one", "none"] = "one",
+        start: At | None = None,
+        paused: bool = False,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        tag: str | Sequence[str] | None = None,
+        trace_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> RecurringDescription:
+        """Publish a message again and again: by cron in a time zone, or every so often.
+
+        A schedule of the same name is replaced. Of the runs that a broker missed the latest is made
+        up for (`catch_up="one"`), or none.
+
+        >>> import asyncio, onward
+        >>> async def main() -> str:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.set_recurring(
+        ...             "report", "reports", "daily", cron="0 9 * * MON-FRI", zone="Europe/Berlin"
+        ...         )
+        ...         return (await mq.recurring())[0].cron
+        >>> asyncio.run(main())
+        '0 9 * * MON-FRI'
+        """
+        if (cron is None) == (every is None):
+            raise InvalidRequest("say when it comes again: either cron or every")
+        check_topic_name(topic)
+        for value in (headers or {}).values():
+            if not isinstance(value, str):
+                raise InvalidRequest("headers of a recurring schedule are text")
+        given: dict[str, object] = {
+            "key": key, "headers": None if headers is None else dict(headers),
+            "tag": tag if tag is None or isinstance(tag, str) else ",".join(tag),
+            "trace_id": trace_id, "tenant": tenant, "cron": cron,
+            "every_ms": None if every is None else duration_ms(every),
+            "start_ms": None if start is None else moment_ms(start),
+        }  # fmt: skip
+        request: dict[str, object] = {
+            "op": "recurring.set", "name": name, "topic": topic, "body": encode_body(body),
+            "zone": zone, "catch_up": catch_up, "paused": paused, "priority": priority,
+        }  # fmt: skip
+        request |= {field: value for field, value in given.items() if value is not None}
+        return _read(await self._request(request), RecurringDescription)
+
+    async def recurring(self) -> list[RecurringDescription]:
+        """Return all recurring schedules in the order of their names.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[str]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.set_recurring("tick", "ticks", "", every="1h")
+        ...         return [one.name for one in await mq.recurring()]
+        >>> asyncio.run(main())
+        ['tick']
+        """
+        reply = await self._request({"op": "recurring.list"})
+        return _read(reply["recurring"], list[RecurringDescription])
+
+    async def pause_recurring(self, name: str) -> RecurringDescription:
+        """Let a recurring schedule have no runs until it is resumed.
+
+        >>> import asyncio, onward
+        >>> async def main() -> bool:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.set_recurring("tick", "ticks", "", every="1h")
+        ...         return (await mq.pause_recurring("tick")).paused
+        >>> asyncio.run(main())
+        True
+        """
+        reply = await self._request({"op": "recurring.pause", "name": name})
+        return _read(reply, RecurringDescription)
+
+    async def resume_recurring(self, name: str) -> RecurringDescription:
+        """Let a paused recurring schedule have runs again.
+
+        >>> import asyncio, onward
+        >>> async def main() -> bool:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.set_recurring("tick", "ticks", "", every="1h", paused=True)
+        ...         return (await mq.resume_recurring("tick")).paused
+        >>> asyncio.run(main())
+        False
+        """
+        reply = await self._request({"op": "recurring.resume", "name": name})
+        return _read(reply, RecurringDescription)
+
+    async def delete_recurring(self, name: str) -> None:
+        """Let a recurring schedule have no runs any more, and forget it.
+
+        >>> import asyncio, onward
+        >>> async def main() -> int:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.set_recurring("tick", "ticks", "", every="1h")
+        ...         await mq.delete_recurring("tick")
+        ...         return len(await mq.recurring())
+        >>> asyncio.run(main())
+        0
+        """
+        await self._request({"op": "recurring.delete", "name": name})
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _schedule(
+        self, producer: Producer, topic: str, body: bytes, durability: int,
+        optional: dict[str, object] | None, when: When,
+    ) -> asyncio.Future[ScheduledReceipt]:  # fmt: skip
+        """Hand one message that is to wait to the producer."""
+        delay, at, unique, replace = when
+        due = due_of(delay, at, unique, replace=replace, now_ms=self._clock.now_ms())
+        check_topic_name(topic)
+        columns = (optional or {}) | {"topics": topic, "due_at_ms": due.at_ms}
+        if due.unique is not None:
+            columns["uniques"] = due.unique
+        if due.replace:
+            columns["replaces"] = REPLACE_WAITING
+        return producer.schedule(body, durability=durability, optional=columns, calls=self)
+
+    def _schedule_columns(
+        self, topic: str, delay: Delays | None, at: Times | None,
+        uniques: Sequence[str | None] | None, *, replace: bool, count: int,
+    ) -> dict[str, Sequence[object]]:  # fmt: skip
+        """Return what a batch says of its messages when they are to wait; else nothing."""
+        if delay is None and at is None:
+            if uniques is not None or replace:
+                raise InvalidRequest("uniques and replace need a time: say delay or at")
+            return {}
+        check_replace(replace, has_unique=uniques is not None)
+        due_at_ms = due_each(delay, at, count=count, now_ms=self._clock.now_ms())
+        columns: dict[str, Sequence[object]] = {"topics": [topic] * count, "due_at_ms": due_at_ms}
+        if replace and uniques is not None:
+            columns["replaces"] = [None if one is None else REPLACE_WAITING for one in uniques]
+        return columns
+
+    async def _cancel(
+        self, field: str, named: Sequence[object], most: int, cause: str
+    ) -> list[CancelResult]:
+        """Cancel in pages; what was cancelled before an error stays so."""
+        results: list[CancelResult] = []
+        for at in range(0, len(named), most):
+            page = named[at : at + most]
+            reply = await self._request({"op": "schedule.cancel", field: page, "cause": cause})
+            found = _read(reply["results"], list[CancelResult])
+            if len(found) != len(page):
+                raise ProtocolError(f"{len(found)} answers to {len(page)} cancels")
+            results += found
+        return results
+
+
+def _several(given: Any) -> Iterable[Any]:
+    """Return one, or several, as several."""
+    if isinstance(given, str | ScheduledReceipt) or not isinstance(given, Iterable):
+        return (given,)
+    return given
+
+
+def _one(number: ScheduleId | None, unique: str | None) -> dict[str, object]:
+    if (number is None) == (unique is None):
+        raise InvalidRequest("name either an id or a unique key")
+    check_unique(unique)
+    return {"unique": unique} if number is None else {"id": schedule_id(number)}
+
+
+def _read(reply: object, kind: type[T]) -> T:
+    """Return a reply as what it is; fields of later brokers are not missed."""
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the broker's reply is not understood: {error}") from None

@@ -1,0 +1,372 @@
+"""What a client knows of messages that wait: receipts with verbs, answers, descriptions.
+
+A scheduled message has an id before it has an offset: its number in the schedule, for people
+`@schedule/17`. What became of it is one of these words, and the answer is exact:
+
+    waiting     it fires at `at_ms`                cancelled   it never fires
+    fired       it is in its topic, at `offset`    replaced    another one, or a later time, took
+    not_found   there never was such a one                     its place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Self, TypedDict
+
+import msgspec
+
+from onward.client.receipt import BatchReceipt
+from onward.client.schedule_times import At, Delay, Delays, Times
+from onward.client.topics import Duration
+from onward.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from onward.client.client import DurabilityName, Tags
+    from onward.client.schedule_calls import ScheduleCalls
+
+SCHEDULE_TOPIC = "@schedule"
+REPLACE_WAITING = -1
+"""In the column `replaces`: take the place of whatever waits under the same business key."""
+
+State = Literal["waiting", "fired", "cancelled", "replaced", "not_found"]
+
+
+def schedule_id(given: object) -> int:
+    """Return the number of a scheduled message, from its id for people or as it is.
+
+    >>> schedule_id("@schedule/17"), schedule_id("17"), schedule_id(17)
+    (17, 17, 17)
+    """
+    given = getattr(given, "schedule_id", given)  # a receipt stands for its message
+    if isinstance(given, str):
+        digits = given.removeprefix(f"{SCHEDULE_TOPIC}/")
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+            return int(digits)
+    elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 10**18:
+        return given
+    raise InvalidRequest(f"{given!r} is no schedule id: write @schedule/17, or its number")
+
+
+class CancelResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a message that was to be cancelled.
+
+    >>> CancelResult(id=17, state="fired", topic="orders", offset=3).message_id
+    'orders/3'
+    """
+
+    id: int
+    """The schedule id; -1 when nothing waits under a business key."""
+    state: Literal["cancelled", "fired", "replaced", "not_found"]
+    topic: str = ""
+    at_ms: int = 0
+    offset: int | None = None
+    """Where it is in its topic, when it has fired and is still there."""
+    unique: str | None = None
+
+    @property
+    def message_id(self) -> str | None:
+        """The id of the message that it has become, for people."""
+        return None if self.offset is None else f"{self.topic}/{self.offset}"
+
+
+class MoveResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a message that was to fire at another time.
+
+    >>> MoveResult(id=18, state="moved", topic="orders", at_ms=60_000).is_moved
+    True
+    """
+
+    id: int
+    """The new schedule id when it was moved, else the one that was asked for (or -1)."""
+    state: Literal["moved", "cancelled", "fired", "replaced", "not_found"]
+    topic: str = ""
+    at_ms: int = 0
+    offset: int | None = None
+
+    @property
+    def is_moved(self) -> bool:
+        """Tell whether it fires at the new time."""
+        return self.state == "moved"
+
+
+class ScheduledDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduled message, as its broker describes it.
+
+    >>> ScheduledDescription(id=17, state="waiting", topic="orders", at_ms=60_000).name
+    '@schedule/17'
+    """
+
+    id: int
+    state: State = "waiting"
+    topic: str = ""
+    at_ms: int = 0
+    """When it fires, or was to: its time, or when it was published if that was later."""
+    due_at_ms: int = 0
+    """The time that was asked for."""
+    offset: int | None = None
+    key: str | None = None
+    unique: str | None = None
+    tag: str | None = None
+    trace_id: str | None = None
+    tenant: str | None = None
+    priority: int | None = None
+    body_bytes: int = msgspec.field(default=0, name="bytes")
+    body: bytes = b""
+    """The first 4,096 bytes of it while it waits; empty in lists."""
+
+    @property
+    def name(self) -> str:
+        """The id for people."""
+        return f"{SCHEDULE_TOPIC}/{self.id}"
+
+
+class CalendarBar(msgspec.Struct, frozen=True):
+    """How many messages fire from `at_ms` on, for one step of the calendar."""
+
+    at_ms: int
+    count: int
+
+
+class CalendarDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What fires when: a bar for each step of time in which something does.
+
+    >>> calendar = CalendarDescription(
+    ...     start_ms=0, end_ms=120_000, step_ms=60_000, bars=[CalendarBar(60_000, 7)]
+    ... )
+    >>> calendar.count, [bar.count for bar in calendar.all_bars()]
+    (7, [0, 7])
+    """
+
+    start_ms: int
+    end_ms: int
+    step_ms: int
+    bars: list[CalendarBar]
+    topics: dict[str, int] = {}
+    is_exact: bool = True
+    """False when so much waits that its later part was counted by the hour."""
+
+    @property
+    def count(self) -> int:
+        """How many messages fire in all of it."""
+        return sum(bar.count for bar in self.bars)
+
+    def all_bars(self) -> list[CalendarBar]:
+        """Return a bar for every step, empty ones too."""
+        counts = {bar.at_ms: bar.count for bar in self.bars}
+        steps = range(self.start_ms, self.end_ms, self.step_ms)
+        return [CalendarBar(at_ms, counts.get(at_ms, 0)) for at_ms in steps]
+
+
+class RecurringDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that comes again, and the message that each run is.
+
+    >>> RecurringDescription(name="report", topic="reports", every_ms=60_000).zone
+    'UTC'
+    """
+
+    name: str
+    topic: str
+    body: bytes = b""
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    tag: str | None = None
+    trace_id: str | None = None
+    priority: int = 0
+    tenant: str | None = None
+    cron: str = ""
+    zone: str = "UTC"
+    every_ms: int = 0
+    catch_up: Literal["one", "none"] = "one"
+    start_ms: int = 0
+    paused: bool = False
+    next_at_ms: int = 0
+    """When the next run is; 0 while it is paused."""
+
+
+class ScheduledReceipt:
+    """What a scheduled publish returns: the message waits, and can be cancelled and moved.
+
+    >>> import asyncio, onward
+    >>> async def main() -> str:
+    ...     async with onward.connect("memory:") as mq:
+    ...         receipt = await mq.publish("reminders", "pay", delay="45m")
+    ...         return f"{receipt.id}: {(await receipt.cancel()).state}"
+    >>> asyncio.run(main())
+    '@schedule/0: cancelled'
+    """
+
+    __slots__ = ("_calls", "due_at_ms", "durability", "event_id", "schedule_id", "topic")
+
+    def __init__(
+        self, topic: str, schedule_id: int, *, due_at_ms: int, event_id: int, durability: str,
+        calls: ScheduleCalls,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.schedule_id = schedule_id
+        self.due_at_ms = due_at_ms
+        self.event_id = event_id
+        self.durability = durability
+        self._calls = calls
+
+    @property
+    def id(self) -> str:
+        """The schedule id for people."""
+        return f"{SCHEDULE_TOPIC}/{self.schedule_id}"
+
+    async def cancel(self, *, cause: str = "") -> CancelResult:
+        """Let it never fire; the result says whether that was in time."""
+        (result,) = await self._calls.cancel_scheduled(self.schedule_id, cause=cause)
+        return result
+
+    async def reschedule(self, *, at: At | None = None, delay: Delay | None = None) -> MoveResult:
+        """Let it fire at another time; when it was moved, this receipt has its new id."""
+        result = await self._calls.reschedule(self.schedule_id, at=at, delay=delay)
+        if result.is_moved:
+            self.schedule_id, self.due_at_ms = result.id, result.at_ms
+        return result
+
+    async def status(self) -> ScheduledDescription:
+        """Return what became of it."""
+        return await self._calls.scheduled(self.schedule_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"ScheduledReceipt({self.id!r}, topic={self.topic!r}, due_at_ms={self.due_at_ms}, "
+            f"durability={self.durability!r})"
+        )
+
+
+class ScheduledBatchReceipt:
+    """What a scheduled `publish_many` returns: the ids of its messages, in their order.
+
+    >>> import asyncio, onward
+    >>> async def main() -> list[str]:
+    ...     async with onward.connect("memory:") as mq:
+    ...         receipt = await mq.publish_many("reminders", ["a", "b"], delay=["1h", "2h"])
+    ...         return [result.state for result in await receipt.cancel()]
+    >>> asyncio.run(main())
+    ['cancelled', 'cancelled']
+    """
+
+    __slots__ = ("_calls", "count", "durability", "event_id", "first_id", "topic")
+
+    def __init__(
+        self, topic: str, first_id: int, count: int, *, event_id: int, durability: str,
+        calls: ScheduleCalls,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.first_id = first_id
+        self.count = count
+        self.event_id = event_id
+        self.durability = durability
+        self._calls = calls
+
+    @classmethod
+    def of(cls, stored: BatchReceipt, topic: str, *, calls: ScheduleCalls) -> Self:
+        """Return the receipt for what was stored in the schedule."""
+        return cls(
+            topic, stored.first_offset, stored.count, event_id=stored.event_id,
+            durability=stored.durability, calls=calls,
+        )  # fmt: skip
+
+    @property
+    def ids(self) -> range:
+        """The schedule ids of all messages."""
+        return range(self.first_id, self.first_id + self.count)
+
+    async def cancel(self, *, cause: str = "") -> list[CancelResult]:
+        """Let none of them fire; the results say for which that was in time."""
+        return await self._calls.cancel_scheduled(self.ids, cause=cause)
+
+    def __repr__(self) -> str:
+        return (
+            f"ScheduledBatchReceipt(topic={self.topic!r}, first_id={self.first_id}, "
+            f"count={self.count}, durability={self.durability!r})"
+        )
+
+
+# --- what publishing takes: the type of the receipt follows from whether there is a time -------
+
+
+class Soon(TypedDict, total=False):
+    """What one message has beside its body."""
+
+    key: str | None
+    headers: Mapping[str, str | bytes] | None
+    tag: Tags
+    trace_id: str | None
+    priority: int | None
+    tenant: str | None
+    durability: DurabilityName | None
+
+
+class One(Soon, total=False):
+    """The same, where the receipt is waited for."""
+
+    timeout: Duration | None
+
+
+class Many(TypedDict, total=False):
+    """What the messages of a batch have beside their bodies, and how they travel."""
+
+    keys: Sequence[str | None] | None
+    headers: Sequence[Mapping[str, str | bytes] | None] | None
+    tags: Sequence[Tags] | None
+    trace_ids: Sequence[str | None] | None
+    priorities: Sequence[int | None] | None
+    tenants: Sequence[str | None] | None
+    durability: DurabilityName | None
+    compression: Literal["zstd", "lz4"] | None
+    timeout: Duration | None
+
+
+class _Now(TypedDict, total=False):
+    delay: None
+    at: None
+    unique: None
+    replace: Literal[False]
+
+
+class _NowMany(TypedDict, total=False):
+    delay: None
+    at: None
+    uniques: None
+    replace: Literal[False]
+
+
+class _Later(TypedDict, total=False):
+    delay: Delay
+    at: At
+    unique: str | None
+    replace: bool
+
+
+class _LaterMany(TypedDict, total=False):
+    delay: Delays
+    at: Times
+    uniques: Sequence[str | None] | None
+    replace: bool
+
+
+class NowSoon(Soon, _Now):
+    """`publish_soon` without a time."""
+
+
+class LaterSoon(Soon, _Later):
+    """`publish_soon` with a time."""
+
+
+class NowOne(One, _Now):
+    """`publish` without a time."""
+
+
+class LaterOne(One, _Later):
+    """`publish` with a time."""
+
+
+class NowMany(Many, _NowMany):
+    """`publish_many` without a time."""
+
+
+class LaterMany(Many, _LaterMany):
+    """`publish_many` with a time, or one for each message."""
