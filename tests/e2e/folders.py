@@ -59,7 +59,8 @@ def files_of(folder: Path, pattern: str) -> list[Path]:
 
 
 def segments_of(folder: Path) -> list[Path]:
-    return files_of(folder, "*.log")
+    """Return the segments; not the file that a broker has prepared for the next one."""
+    return [path for path in files_of(folder, "*.log") if path.stem.isdigit()]
 
 
 def flip(path: Path, position: int, *, bit: int = 0) -> None:

@@ -47,13 +47,16 @@ def test_a_broker_that_lets_later_batches_overtake_is_caught() -> None:
 
 def test_a_broker_that_skips_checksums_is_caught() -> None:
     with without_checksums():
-        failure = first_failure(lambda seed: simulate(seed, troubles=("clock",), rot=True))
+        failure = first_failure(
+            lambda seed: simulate(seed, troubles=("clock",), groups=(), rot=True)
+        )
     assert "rotted, and was served" in failure
 
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_what_rots_on_the_disk_is_refused_and_never_served(seed: int) -> None:
-    assert simulate(seed, troubles=("clock",), rot=True).counts["refused as rotten"]
+    summary = simulate(seed, troubles=("clock",), groups=(), rot=True)
+    assert summary.counts["refused as rotten"]
 
 
 def test_a_failure_says_how_to_replay_it_and_what_led_to_it() -> None:

@@ -122,6 +122,7 @@ class Broker:
             log=self.log, catalogue=self.catalogue, in_thread=self.in_thread,
             create_on_use=self.publishing.create_on_use,
         )  # fmt: skip
+        folded.groups.restart()
         self.consuming = Consuming(self, folded.groups)
         self.scheduling = Scheduling(self, folded.schedule)
         self.publishing.scheduling = self.scheduling

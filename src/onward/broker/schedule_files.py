@@ -5,7 +5,9 @@
 When the tail is long, a child builds a run of it; runs of one size are merged, eight at a time, and
 what has fired or was cancelled is left out. A run counts once a checkpoint names it; before that
 the log still has its messages, so a crash at any moment loses nothing. Files of runs are read in
-threads, and only by who holds the lock of the schedule.
+threads, and only by who holds the lock of the schedule. Merging waits while much is to be built.
+When building cannot keep up, what is scheduled waits to be accepted: memory stays small, and so
+does what a restart has to read again.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.disk import OsDisk
@@ -22,7 +24,7 @@ from onward.log.log import Span
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.columns import Column
 from onward.message.entry import entry_heads
-from onward.schedule.aside import Aside, BuildPlan, MergePlan, Plan, perform
+from onward.schedule.aside import NICE, Aside, BuildPlan, MergePlan, Plan, perform
 from onward.schedule.order import BEFORE_ALL, Moment, Rows, TailPart, Taken, accepted_rows
 from onward.schedule.record import Record, Records, records_of
 from onward.schedule.run import Run, Waiting
@@ -42,6 +44,10 @@ READ_BYTES_MAX = 512 << 10
 MERGED_RUNS = 8
 TIER_ROWS = 65_536
 BUILDS_PER_CHECKPOINT = 8
+TAILS_PER_BUILD = 8
+TAILS_MAX = 16
+RUNS_MAX = 256
+"""With so many tails or runs, nothing is accepted until there are fewer."""
 FAILED_PAUSE_MS = 10_000
 LOOK_EVERY_MS = 60_000
 
@@ -62,8 +68,10 @@ class ScheduleFiles:
         self._scheduling = scheduling
         self._tails: list[_Tail] = []
         self._runs: dict[str, Run] = {}
-        self._work: asyncio.Task[None] | None = None
-        self._child: Aside | None = None
+        self._building: asyncio.Task[None] | None = None
+        self._merging: asyncio.Task[None] | None = None
+        self._children: set[Aside] = set()
+        self._noting = asyncio.Lock()
         self._builds = 0
         self._again_at_ms = 0
         self._looked_at_ms = self._noted_at_ms = 0
@@ -75,9 +83,12 @@ class ScheduleFiles:
     def open(self) -> None:
         """Open the runs, and read again what waits in the log only."""
         state, disk, folder = self._scheduling.state, self._log.disk, self._log.folder
-        for name in disk.list_folder(folder):
-            if name.startswith("schedule-") and name not in state.runs:
-                disk.remove(f"{folder}/{name}")
+        known = {*state.runs}
+        unknown = {one for one in disk.list_folder(folder) if one.startswith("schedule-")} - known
+        if unknown:
+            self._check_log()
+        for name in sorted(unknown):
+            disk.remove(f"{folder}/{name}")
         for name in state.runs:
             self._add_run(name, Run.open(disk, f"{folder}/{name}"))
         tail = _Tail(state.built_end)
@@ -87,6 +98,22 @@ class ScheduleFiles:
                 tail.take_back(records)
         # Not before it is whole: some of its rows have fired, and nothing comes in behind those.
         self._add_tail(tail)
+
+    def _check_log(self) -> None:
+        """Raise when what waits is neither in a run that is known nor in the log.
+
+        Only then may files go that nobody knows: they were built from what the log still has.
+        """
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        start = self._scheduling.state.built_end
+        if topic is None or topic.next_offset <= start:
+            return
+        span = next(self._spans(start, topic.next_offset), None)
+        if span is None or span.first_offset > start:
+            raise Corruption(
+                f"scheduled messages from number {start} on are not in the log, and no checkpoint "
+                f"names a run that holds them: restore the checkpoints of {self._log.folder}"
+            )
 
     def _read_all(self, start: int, end: int) -> Iterator[Records]:
         for span in self._spans(start, end):
@@ -112,6 +139,8 @@ class ScheduleFiles:
 
     def add(self, accepted: Accepted) -> None:
         """Let a stored batch wait."""
+        if not self._tails[-1].has_room(accepted):
+            self._add_tail(_Tail(self._tails[-1].part.number_end))
         self._tails[-1].add(accepted)
 
     def forget_uniques(self, uniques: Iterable[bytes | None]) -> None:
@@ -251,27 +280,33 @@ class ScheduleFiles:
     @property
     def is_at_work(self) -> bool:
         """Tell whether a run is being built or merged."""
-        return self._work is not None
+        return self._building is not None or self._merging is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether so much waits to be built or merged that no more is accepted."""
+        return len(self._tails) > TAILS_MAX or len(self._runs) > RUNS_MAX
 
     # --- tending -----------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Build or merge when it is time; one work at a time, aside."""
-        if self._work is not None or self._broker.publishing.is_stopping:
+        """Build and merge when it is time; one of each at a time, aside."""
+        if self._broker.publishing.is_stopping or self._broker.failure is not None:
             return
         if self._broker.clock.monotonic_ms() < self._again_at_ms:
             return
-        tail = self._tails[-1]
-        if (
-            tail.part.rows_total >= TAIL_ROWS_MAX
-            or tail.bytes >= TAIL_BYTES_MAX
-            or self._holds_up_retention(tail)
-        ):
-            self._add_tail(_Tail(tail.part.number_end))
-        work = self._next_work()
-        if work is not None:
-            self._work = asyncio.get_running_loop().create_task(work)
-            self._work.add_done_callback(self._worked)
+        loop = asyncio.get_running_loop()
+        if self._building is None:
+            tail = self._tails[-1]
+            if tail.is_full or self._holds_up_retention(tail):
+                self._add_tail(_Tail(tail.part.number_end))
+            if len(self._tails) > 1:
+                self._building = loop.create_task(self._build())
+                self._building.add_done_callback(self._built)
+        is_pressed = len(self._tails) > TAILS_PER_BUILD and len(self._runs) <= RUNS_MAX // 2
+        if self._merging is None and not is_pressed and (runs := self._to_merge()):
+            self._merging = loop.create_task(self._merge(runs))
+            self._merging.add_done_callback(self._merged)
 
     def _holds_up_retention(self, tail: _Tail) -> bool:
         """Tell whether the tail begins in an old segment, which could go without it."""
@@ -282,32 +317,35 @@ class ScheduleFiles:
         span = next(self._spans(tail.part.number_start, tail.part.number_end), None)
         return span is not None and span.segment is not self._log.tail
 
-    def _next_work(self) -> Coroutine[Any, Any, None] | None:
-        if len(self._tails) > 1:
-            return self._build()
-        runs = self._to_merge()
-        if runs:
-            return self._merge(runs)
-        return None
-
     def _add_tail(self, tail: _Tail) -> None:
         self._tails.append(tail)
         self._scheduling.order.add(tail.part)
 
+    def _built(self, task: asyncio.Task[None]) -> None:
+        self._building = None
+        self._worked(task)
+
+    def _merged(self, task: asyncio.Task[None]) -> None:
+        self._merging = None
+        self._worked(task)
+
     def _worked(self, task: asyncio.Task[None]) -> None:
-        self._work = None
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, OnwardError | OSError):
+        if error is None:
+            self._scheduling.intake.go_on()
+            self.tend()
+        elif isinstance(error, OnwardError | OSError):
             logger.warning("tending the schedule failed and will be tried again: %s", error)
             self._again_at_ms = self._broker.clock.monotonic_ms() + FAILED_PAUSE_MS
-        elif error is not None:
+            self._scheduling.intake.refuse_held(error)
+        else:
             self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     async def _build(self) -> None:
-        """Make a run of all tails but the newest."""
-        tails = self._tails[:-1]
+        """Make runs of the oldest tails, never of the newest."""
+        tails = self._tails[:-1][:TAILS_PER_BUILD]
         start, end = tails[0].part.number_start, tails[-1].part.number_end
         topic = self._broker.catalogue.by_name[SCHEDULE_TOPIC]
         files: list[str] = []
@@ -321,7 +359,7 @@ class ScheduleFiles:
             path=self._new_path(), topic=topic.number, files=tuple(files), pieces=tuple(pieces),
             cursors=self._cursors(), cancelled=self._gone(),
         )  # fmt: skip
-        summary = await self._perform(plan)
+        summary = await self._perform(plan, is_urgent=len(self._tails) > TAILS_PER_BUILD)
         async with self._scheduling.lock:
             self._scheduling.take_in()
             opened = await self._open_runs(summary)
@@ -362,7 +400,7 @@ class ScheduleFiles:
                 path=self._new_path(), runs=tuple(f"{folder}/{name}" for name in names),
                 cursors=self._cursors(), cancelled=self._gone(),
             )  # fmt: skip
-            summary = await self._perform(plan)
+            summary = await self._perform(plan, is_urgent=len(self._runs) > RUNS_MAX // 2)
         async with self._scheduling.lock:
             self._scheduling.take_in()
             opened = await self._open_runs(summary)
@@ -375,20 +413,20 @@ class ScheduleFiles:
             self._garbage += names
         await self._note()
 
-    async def _perform(self, plan: Plan) -> RunSummary:
+    async def _perform(self, plan: Plan, *, is_urgent: bool) -> RunSummary:
         """Let a child work where one can see the disk; else work here."""
         if not isinstance(self._log.disk, OsDisk):
             return await self._broker.in_thread(lambda: self._perform_here(plan))
-        child = self._child = Aside(plan)
+        child = Aside(plan, nice=0 if is_urgent else NICE)
+        self._children.add(child)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(child.fileno(), ended.set)
         try:
             await ended.wait()
         finally:
             loop.remove_reader(child.fileno())
-        summary = await self._broker.in_thread(child.wait)
-        self._child = None
-        return summary
+        self._children.discard(child)
+        return await self._broker.in_thread(child.wait)
 
     def _perform_here(self, plan: Plan) -> RunSummary:
         if self._broker.failure is not None:
@@ -415,6 +453,10 @@ class ScheduleFiles:
 
     async def _note(self) -> None:
         """Let a checkpoint name the runs; then what they replace may go."""
+        async with self._noting:
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
         self._builds, self._noted_at_ms = 0, self._broker.clock.monotonic_ms()
         if self._broker.failure is not None:
             return
@@ -456,16 +498,19 @@ class ScheduleFiles:
 
     def abandon(self) -> None:
         """End the work under way: the broker has failed."""
-        if self._work is not None:
-            self._work.cancel()
+        for task in (self._building, self._merging):
+            if task is not None:
+                task.cancel()
 
     async def close(self) -> None:
         """End the work under way, and close the files."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
-        if self._child is not None:
-            await self._broker.in_thread(self._child.kill)
+        tasks = [task for task in (self._building, self._merging) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for child in self._children:
+            await self._broker.in_thread(child.kill)
         for run in self._runs.values():
             run.close()
 
@@ -513,6 +558,16 @@ class _Tail:
         for row, unique in enumerate(uniques or ()):
             if unique is not None:
                 self.uniques[unique] = number + row
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether it is time for a next one."""
+        return self.part.rows_total >= TAIL_ROWS_MAX or self.bytes >= TAIL_BYTES_MAX
+
+    def has_room(self, accepted: Accepted) -> bool:
+        """Tell whether a batch fits: what is longer than a stretch would become two runs."""
+        rows = self.part.rows_total + len(accepted.due_at_ms)
+        return not self.is_full and (rows <= TAIL_ROWS_MAX or not self.part.rows_total)
 
     def holds(self, number: int) -> bool:
         """Tell whether a number waits here."""

@@ -10,6 +10,7 @@ batch: later there is nobody to tell. Batches with business keys are decided one
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from onward.broker.joining import on_loop
 from onward.delivery.ranges import ranges_of
 from onward.delivery.trace import Trace, short_cause
 from onward.durations import format_duration
-from onward.errors import Forbidden, InvalidName, InvalidRequest, ProtocolError
+from onward.errors import Forbidden, InvalidName, InvalidRequest, Overloaded, ProtocolError
 from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch
 from onward.message.columns import NO_INSTANT, Column, unpack_optional
@@ -65,6 +66,8 @@ class ScheduleIntake:
         self._scheduling = scheduling
         self._accepted: dict[int, Accepted] = {}
         """By the identity of their batches, which the commit under way holds."""
+        self._held: deque[tuple[Publish, Accepted]] = deque()
+        """What waits for runs to be built; each session may have so much unanswered only."""
         self.deciding = Deciding(broker, scheduling, self)
 
     # --- publishes ---------------------------------------------------------------------------
@@ -101,7 +104,26 @@ class ScheduleIntake:
             raise Forbidden(f"topic {name!r} is {topic.record.rule}: it cannot be written")
 
     def take(self, publish: Publish, accepted: Accepted) -> None:
-        """Store a batch that was checked; with business keys when it is their turn."""
+        """Store a batch that was checked, as soon as there is room for what waits."""
+        if self._held or self._scheduling.files.is_behind:
+            self._held.append((publish, accepted))
+        else:
+            self._store(publish, accepted)
+
+    def go_on(self) -> None:
+        """Store what was held, now that there is room."""
+        while self._held and not self._scheduling.files.is_behind:
+            self._store(*self._held.popleft())
+
+    def refuse_held(self, error: Exception) -> None:
+        """Say to everybody who waits for room that there will be none soon."""
+        while self._held:
+            publish, _ = self._held.popleft()
+            text = f"too much waits to be sorted: {error}"
+            self._broker.publishing.reject(publish, Overloaded(text, retry_after_ms=10_000))
+
+    def _store(self, publish: Publish, accepted: Accepted) -> None:
+        """Store a batch; with business keys when it is their turn."""
         if accepted.uniques is None:
             self.accept(publish, accepted)
         else:
@@ -164,6 +186,8 @@ def _accepted(batch: Batch, size: int) -> Accepted:
     named = [topic for topic in topics if topic is not None]
     if len(named) != batch.count:
         raise ProtocolError("each scheduled message has a topic")
+    if batch.schedule_ids is not None:
+        raise ProtocolError("schedule ids are given by the broker")
     # Nothing else is looked at, but that it is whole: later there is nobody to tell.
     _ = batch.body_lengths, batch.priorities
     for kind in OPTIONAL:

@@ -36,6 +36,8 @@ COMMANDS = {
     "run": "Run the consumers of an App.",
     "groups": "List the groups: how far they are, who is there, what waits and what is dead.",
     "group": "Show, create, change, pause, move and delete one group.",
+    "schedule": "List, show, cancel and move what waits for its time, and show the calendar.",
+    "recurring": "List, set, pause, resume and delete messages that come again.",
     "dead": "List, redrive, export and purge the dead letters of a group.",
     "find": "Find messages of a topic by key, trace id, header, text and time, or one by its id.",
     "explain": "Tell what happened to a message: who published it, and how it went in every group.",

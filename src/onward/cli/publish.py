@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
 
 import click
 import msgspec
@@ -25,8 +25,11 @@ import msgspec
 import onward
 from onward.cli.options import json_option
 from onward.cli.output import print_json, print_line, print_rows, progress
-from onward.cli.params import Connect, client_options
+from onward.cli.params import DURATION, Connect, client_options
+from onward.cli.schedule import MOMENT
 from onward.client.bodies import encode_body
+from onward.client.scheduled import SCHEDULE_TOPIC
+from onward.client.sync_schedule import SyncScheduledBatchReceipt
 from onward.errors import InvalidRequest, MessageTooLarge
 
 READ_BYTES = 1 << 20
@@ -71,6 +74,10 @@ class Columns(NamedTuple):
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be given often."
 )
 @click.option("--trace-id", metavar="TEXT", help="Trace id of the messages.")
+@click.option("--delay", type=DURATION, metavar="DURATION", help="Let them wait so long: 45m.")
+@click.option("--at", type=MOMENT, metavar="TIME", help="Let them wait until 2027-01-01T09:00Z.")
+@click.option("--unique", metavar="KEY", help="Business key of one message that waits.")
+@click.option("--replace", is_flag=True, help="Take the place of what waits under --unique.")
 @click.option("--file", metavar="FILE", help="Read messages from a file; - is stdin.")
 @click.option("--whole", is_flag=True, help="Publish all of the input as one message.")
 @click.option("--json-lines", is_flag=True, help="Each line is a message written as JSON.")
@@ -94,6 +101,10 @@ def command(
     tags: tuple[str, ...],
     headers: tuple[str, ...],
     trace_id: str | None,
+    delay: int | None,
+    at: int | None,
+    unique: str | None,
+    replace: bool,
     file: str | None,
     whole: bool,
     json_lines: bool,
@@ -107,8 +118,11 @@ def command(
     """
     if bodies and (file or whole or json_lines):
         raise click.UsageError("bodies are given: --file, --whole and --json-lines do not fit")
+    if unique is not None and len(bodies) != 1 and not whole:
+        raise click.UsageError("--unique is the key of one message: give one BODY, or --whole")
+    later = _later(delay, at, unique, replace=replace)
     same = Line(key=key, headers=_headers(headers), tag=",".join(tags) or None, trace_id=trace_id)
-    sending = _Sending(topic, durability=durability, as_json=as_json)
+    sending = _Sending(topic, durability=durability, as_json=as_json, later=later)
     if bodies:
         given = [os.fsencode(body) for body in bodies]
         with connect() as mq:
@@ -131,11 +145,41 @@ def command(
     sending.show_all()
 
 
+class Later(TypedDict, total=False):
+    """When messages are to fire, as `publish_many` takes it."""
+
+    delay: int
+    at: int
+    uniques: list[str | None]
+    replace: bool
+
+
+def _later(delay: int | None, at: int | None, unique: str | None, *, replace: bool) -> Later | None:
+    """Return what the options say of the time; None when they say nothing."""
+    if delay is not None and at is not None:
+        raise click.UsageError("--delay and --at exclude each other")
+    if replace and unique is None:
+        raise click.UsageError("--replace takes the place of what waits under --unique: give it")
+    later = Later()
+    if delay is not None:
+        later["delay"] = delay
+    elif at is not None:
+        later["at"] = at
+    elif unique is not None:
+        raise click.UsageError("--unique is for messages that wait: give --delay or --at")
+    if unique is not None:
+        later |= Later(uniques=[unique], replace=replace)
+    return later or None
+
+
 class _Sending:
     """Publishes batches, and remembers enough to say what was published."""
 
-    def __init__(self, topic: str, *, durability: Durability | None, as_json: bool) -> None:
+    def __init__(
+        self, topic: str, *, durability: Durability | None, as_json: bool, later: Later | None
+    ) -> None:
         self._topic = topic
+        self._later = later
         self._durability = durability
         self._as_json = as_json
         self._started_s = time.monotonic()
@@ -147,11 +191,8 @@ class _Sending:
     def send(self, mq: onward.SyncClient, columns: Columns) -> None:
         """Publish one batch; say how far it got when that fails."""
         try:
-            receipt = mq.publish_many(
-                self._topic, columns.bodies, keys=columns.keys, headers=columns.headers,
-                tags=columns.tags, trace_ids=columns.trace_ids, priorities=columns.priorities,
-                tenants=columns.tenants, durability=self._durability,
-            )  # fmt: skip
+            given: Any = {**columns._asdict(), **(self._later or {})}
+            receipt = _stored(mq.publish_many(self._topic, durability=self._durability, **given))
         except (onward.OnwardError, KeyboardInterrupt):
             self.tell_count()
             raise
@@ -208,9 +249,18 @@ class _Sending:
             last = self._last.first_offset + self._last.count - 1
             print_line(
                 f"published {self._count:,} messages, {self._first[0]['id']} to "
-                f"{self._topic}/{last}, durability {self._last.durability}, in {took_s:.1f} s "
+                f"{self._last.topic}/{last}, durability {self._last.durability}, in {took_s:.1f} s "
                 f"({self._count / took_s:,.0f}/s)"
             )
+
+
+def _stored(receipt: onward.BatchReceipt | SyncScheduledBatchReceipt) -> onward.BatchReceipt:
+    """Return where messages are; those that wait are in the schedule."""
+    if isinstance(receipt, onward.BatchReceipt):
+        return receipt
+    return onward.BatchReceipt(
+        SCHEDULE_TOPIC, receipt.first_id, receipt.count, receipt.event_id, receipt.durability
+    )
 
 
 def _row(receipt: onward.BatchReceipt, number: int) -> dict[str, object]:

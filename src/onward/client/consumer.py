@@ -8,16 +8,20 @@ Nothing is acked by itself. It joins its group with the first of these calls (or
 leaves it when the loop is left, or by `aclose`: what it holds then goes back at once, and counts as
 no attempt. So settle what you have taken before you leave. When the connection is lost it joins
 again; what it held before is not its own any more (`LeaseLost`).
+
+In a group that delivers at most once what comes is finished, and nothing could go back: only as
+much is asked for as the program waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from onward.client.credit import BATCHES, CREDIT_MAX, SINGLE_MIN
+from onward.client.credit import BATCHES, BATCHES_SPARING, CREDIT_MAX, SINGLE_MIN
 from onward.client.delivery import Delivery
 from onward.client.delivery_batch import DeliveryBatch
 from onward.client.following import Following
@@ -28,6 +32,8 @@ from onward.client.position import Place, PositionFile, PositionOnBroker
 from onward.client.topics import Duration, duration_ms
 from onward.errors import InvalidRequest
 from onward.protocol.deliveries import Consume, Joined
+
+logger = logging.getLogger("onward.consumer")
 
 
 class Closed(Exception):  # nobody's fault: it ends loops
@@ -68,6 +74,7 @@ class Consumer:
         self._last: Joined | None = None
         self._is_stopped = False
         self._is_closed = False
+        self._waiting = asyncio.Lock()
         self._fetching = 0
         self._idle: asyncio.TimerHandle | None = None
 
@@ -97,6 +104,11 @@ class Consumer:
         return 0 if self._last is None else self._last.lease_ms
 
     @property
+    def at_most_once(self) -> bool:
+        """Tell whether what comes is finished already; False before the first join."""
+        return self._membership.credit.is_sparing
+
+    @property
     def is_standby(self) -> bool:
         """Tell whether another member of an exclusive group was active when this one joined."""
         return self._last is not None and self._last.state == "standby"
@@ -123,7 +135,7 @@ class Consumer:
                     membership.took(1)
                     if not delivery.is_lost:
                         yield delivery
-                rest.extend((await self._next_batch()).messages())
+                await self._wait(1)
         except Closed:
             return
         finally:
@@ -131,6 +143,8 @@ class Consumer:
 
     async def batches(self) -> AsyncGenerator[DeliveryBatch]:
         """Give messages as they were delivered: many at once, as columns.
+
+        In a group that delivers at most once they are small, and grow while there is a backlog.
 
         >>> from onward import connect
         >>> async def main() -> int:
@@ -144,10 +158,15 @@ class Consumer:
         """
         self._check_usable()
         self._want(self._credit or BATCHES, is_fixed=True)
+        n = 1
         try:
             while True:
-                batch = await self._next_batch()
+                async with self._waiting:
+                    batch = await self._next_batch(n)
                 self._membership.took(batch.count)
+                # What fills all that was asked for leaves nothing on its way to be lost.
+                is_filled = batch.granted >= n
+                n = min(2 * n, self._credit or BATCHES_SPARING) if is_filled else 1
                 yield batch
         except Closed:
             return
@@ -166,7 +185,7 @@ class Consumer:
             self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
         try:
             while not (found := self._take_waiting(n)):
-                self._membership.rest.extend((await self._next_batch()).messages())
+                await self._wait(n)
         except Closed:
             return []
         self._membership.give_more()
@@ -208,7 +227,7 @@ class Consumer:
         try:
             async with asyncio.timeout(wait_s):
                 while not (found := self._take_waiting(n)):
-                    self._membership.rest.extend((await self._next_batch()).messages())
+                    await self._wait(n)
                 return found
         except TimeoutError:
             return self._take_waiting(n)
@@ -221,8 +240,9 @@ class Consumer:
 
     def _take_waiting(self, n: int) -> list[Delivery]:
         """Return up to `n` messages of those that have arrived."""
-        self._check_open()
         membership, rest = self._membership, self._membership.rest
+        if not self.at_most_once:
+            self._check_open()
         while len(rest) < n and (batch := membership.take_batch()) is not None:
             rest.extend(batch.messages())
         found: list[Delivery] = []
@@ -294,6 +314,7 @@ class Consumer:
     def stop(self) -> None:
         """Take nothing more: loops end, and what waits is given back.
 
+        In a group that delivers at most once what waits is handed out first.
         What was taken stays leased until `aclose`, so that it can be finished and settled.
         """
         if not self._is_stopped:
@@ -323,14 +344,42 @@ class Consumer:
                 await following.close()
         finally:
             await self._membership.leave()
+            self._say_untaken()
+
+    def _say_untaken(self) -> None:
+        """Nobody else gets what is finished: say so when nobody here has taken it."""
+        if self.at_most_once and self._membership.has_waiting:
+            logger.warning(
+                "group %r delivers at most once: %d messages came when nobody waited for them any "
+                "more; they are finished", self.group, self._membership.waiting_count,
+            )  # fmt: skip
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _next_batch(self) -> DeliveryBatch:
+    async def _wait(self, n: int) -> None:
+        """Wait until there are messages to be taken one by one, up to `n` of them at first.
+
+        Whoever waits does so alone: what is asked for is then exactly what is missing.
+        """
+        async with self._waiting:
+            if not self._membership.rest:
+                self._membership.rest.extend((await self._next_batch(n)).messages())
+
+    async def _next_batch(self, n: int) -> DeliveryBatch:
         """Return the next batch, or end the loop."""
-        if not self._membership.is_joined:
+        if not self._membership.is_joined and not self._membership.has_received:
             await self._join()
-        return await self._membership.next_batch()
+        try:
+            return await self._membership.next_batch(n)
+        except Closed:
+            if self.at_most_once and (batch := await self._last_batch()) is not None:
+                return batch
+            raise
+
+    async def _last_batch(self) -> DeliveryBatch | None:
+        """Leave, and return what was on its way: it is finished, so nobody else would get it."""
+        await self._membership.leave()
+        return self._membership.take_batch()
 
     def _check_usable(self) -> None:
         if self._is_closed:

@@ -4,6 +4,9 @@
 
 Credit goes out in few frames: when half of it is used. It counts messages, but memory is bytes:
 when messages turn out to be large, less is given, and what is too much is taken back.
+
+In a group that delivers at most once what is sent is finished, so what waits here when a member
+leaves would be lost: its credit is sparing, exactly what somebody waits for at this moment.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 SINGLE_MIN = 64
 SINGLE_MAX = 1_000
 BATCHES = 10_000
+BATCHES_SPARING = 100
 CREDIT_MAX = 1_000_000
 BUFFERED_BYTES_MAX = 16 << 20
 TAKE_ALL_BACK = -(2**31 - 1)
@@ -39,6 +43,8 @@ class Credit:
         self.is_fixed = is_fixed
         self.is_off = False
         """Nothing is delivered: a member of a broadcast reads by itself."""
+        self.is_sparing = False
+        """Nothing is asked for ahead: only `ask` gives credit."""
         self.out = 0
         self.waiting = 0
         self.waiting_bytes = 0
@@ -51,7 +57,7 @@ class Credit:
 
     def more(self, *, now: float) -> int:
         """Return how much credit to give now; 0 while half of it is unused."""
-        if self.out + self.waiting > self.wanted // 2:
+        if self.is_sparing or self.out + self.waiting > self.wanted // 2:
             return 0
         wanted = self._affordable(self.wanted)
         if self.out + self.waiting > wanted // 2:
@@ -67,6 +73,16 @@ class Credit:
         count = 0 if self.is_off else max(0, count)
         self.out += count
         return count
+
+    def ask(self, count: int) -> int:
+        """Return what makes the credit exactly `count`: less than 0 takes back what is too much.
+
+        >>> credit = Credit()
+        >>> credit.ask(3), credit.arrived(1, size=10), credit.ask(0)
+        (3, 0, -2)
+        """
+        change, self.out = count - self.out, count
+        return change
 
     def arrived(self, count: int, *, size: int) -> int:
         """Take note of messages that came; return what to give: less than 0 when it is too much."""

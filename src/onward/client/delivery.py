@@ -7,7 +7,9 @@
               └─▶ (nothing) when its lease ends, or its member dies, it comes again
 
 A verb returns when its effect is durable. `LeaseLost` means that the message is no longer this
-member's: somebody else has it, or will get it, and nothing was changed.
+member's: somebody else has it, or will get it, and nothing was changed. So does any other error of
+the broker's (`DiskFull`): whoever gave the outcome is told why, and the message comes again. Only
+`InvalidRequest` changes nothing at all: say it better.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
     @property
     def is_lost(self) -> bool:
         """Tell whether the lease is known to be lost: no verb would have an effect."""
-        return self._batch.is_lost
+        return self._batch.has_lost(self.offset)
 
     @property
     def is_settled(self) -> bool:
@@ -100,7 +102,7 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
 
     async def renew(self) -> None:
         """Keep the lease for its whole time from now on; a consumer does so by itself."""
-        await self._batch.renew()
+        await self._batch.renew_for(self.offset)
 
     async def release(self) -> None:
         """Give this message back at once; the attempt does not count."""

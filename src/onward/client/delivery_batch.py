@@ -4,7 +4,8 @@
 
 The bytes are decoded when the batch is handed out, not before. Messages whose bytes cannot be
 decoded would fail for every member and for ever: they are rejected, with that as the cause. `held`
-is what still has to be settled; who settles (a lease of the broker, or the member's own position)
+is what still has to be settled, `lost` what an outcome was refused for: no verb can say anything of
+that any more, it comes again. Who settles (a lease of the broker, or the member's own position)
 is behind `Settles`.
 """
 
@@ -27,6 +28,9 @@ from onward.delivery.trace import short_cause
 from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
 
 logger = logging.getLogger("onward.consumer")
+
+NOT_LEASED = 0
+"""The lease of what needs none: it was finished before it was sent, or is read by its member."""
 
 Verb = Literal["retry", "reject", "renew", "release"]
 
@@ -71,7 +75,7 @@ class DeliveryBatch:
 
     __slots__ = (
         "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused",
-        "count", "granted", "grants", "held", "lease", "topic",
+        "count", "granted", "grants", "held", "lease", "lost", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +91,7 @@ class DeliveryBatch:
         self.grants = grants
         self.lease = lease
         self.held = Ranges([(start, end) for start, end, _ in grants])
+        self.lost = Ranges()
         self.granted = self.count = self.held.count
 
     @property
@@ -107,7 +112,7 @@ class DeliveryBatch:
     @property
     def is_lost(self) -> bool:
         """Tell whether the lease is known to be lost: no verb would have an effect."""
-        return self._was_refused or self._settles.is_lost
+        return self._was_refused or (self.lease != NOT_LEASED and self._settles.is_lost)
 
     # --- what is inside ----------------------------------------------------------------------
 
@@ -245,9 +250,14 @@ class DeliveryBatch:
 
     async def renew(self) -> None:
         """Keep the lease for its whole time from now on; a consumer does so by itself."""
-        if self.is_lost:
-            raise self._lost()
+        self._check_held()
         await self._settles.settle(self, list(self.held), do="renew")
+
+    async def renew_for(self, offset: int) -> None:
+        """Renew for the sake of one message."""
+        if self.has_lost(offset):
+            raise self._lost(offset)
+        await self.renew()
 
     def renew_soon(self) -> None:
         """Renew without waiting; a lease that is refused is lost."""
@@ -285,6 +295,14 @@ class DeliveryBatch:
         """Take note that the broker knows this lease no more."""
         self._was_refused = True
 
+    def lose_ranges(self, ranges: Sequence[Range]) -> None:
+        """Take note that these ranges are no longer ours, whatever was said of them."""
+        self.lost.update(list(ranges))
+
+    def has_lost(self, offset: int) -> bool:
+        """Tell whether this message is known to be no longer ours."""
+        return self.is_lost or (bool(self.lost) and offset in self.lost)
+
     def __len__(self) -> int:
         return self.count
 
@@ -308,8 +326,7 @@ class DeliveryBatch:
 
     def _claim_all(self) -> list[Range]:
         """Return what is left, which is then on its way; nothing when all was settled before."""
-        if self.is_lost:
-            raise self._lost()
+        self._check_held()
         ranges = list(self.held)
         self.held.clear()
         return ranges
@@ -322,12 +339,21 @@ class DeliveryBatch:
         else:
             ranges = self.held.overlap(start, end)
         if not ranges:
+            if self.lost.overlap(start, end):
+                raise self._lost(start)
             raise LeaseLost(f"message {self.topic}/{start} was settled already")
         self.held.remove(start, end)
         return ranges
 
-    def _lost(self) -> LeaseLost:
-        start = self.grants[0][0]
+    def _check_held(self) -> None:
+        """Raise when nothing is left of which anything could be said, and some of it was lost."""
+        if self.is_lost:
+            raise self._lost()
+        if self.lost.first is not None and not self.held:
+            raise self._lost(self.lost.first)
+
+    def _lost(self, start: int | None = None) -> LeaseLost:
+        start = self.grants[0][0] if start is None else start
         return LeaseLost(
             f"lease {self.lease} of group {self.group!r} on {self.topic}/{start} was lost"
         )

@@ -8,6 +8,10 @@
 Deliveries wait here until they are asked for. While anything is held or waits, its leases are
 renewed at each third of their time; a batch that the program has dropped without settling it is
 not: its lease runs out. A broker that is overloaded or stops is asked again after a pause.
+
+Credit is given when the broker has said what group this is, not with the question. Where it
+delivers at most once nothing comes that nobody waits for, and what came is ours for ever: it is
+handed out, even after `stop` or over a later connection.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import msgspec
 
 from onward.client.credit import Credit
 from onward.client.delivery import Delivery
-from onward.client.delivery_batch import DeliveryBatch
+from onward.client.delivery_batch import NOT_LEASED, DeliveryBatch
 from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.seat import Seat
@@ -64,6 +68,7 @@ class Membership:
         self._joining = asyncio.Lock()
         self._changed = asyncio.Event()
         self._seat: Seat | None = None
+        self._leaving: Seat | None = None
         self._was_joined = False
         self._pause_s = 0.0
         self._refusal: OnwardError | None = None
@@ -88,9 +93,19 @@ class Membership:
         return self._seat is not None and self._seat.is_taken
 
     @property
+    def has_received(self) -> bool:
+        """Tell whether a batch waits that nobody has begun to take."""
+        return bool(self._received)
+
+    @property
     def has_waiting(self) -> bool:
         """Tell whether something was received and not taken yet."""
         return bool(self._received or self.rest)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many messages were received and not taken yet."""
+        return len(self.rest) + sum(batch.granted for batch in self._received)
 
     @property
     def joined(self) -> Joined | None:
@@ -125,9 +140,8 @@ class Membership:
         link = await self._keeper.connected(timeout_s=patience_s)
         self.credit.restart()
         seat = self._seat = Seat(link, self._take)
-        credit = self.credit.more(now=self._loop.time())
         try:
-            consume = msgspec.structs.replace(self._consume, credit=credit)
+            consume = msgspec.structs.replace(self._consume, credit=0)
             link.send(Kind.CONSUME, seat.id, encode_json(consume))
             waited: list[asyncio.Future[Any]] = [seat.answer, link.lost]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -150,31 +164,39 @@ class Membership:
     def _seated(self, seat: Seat, joined: Joined) -> None:
         """Make room for what may come right behind the answer."""
         seat.settling = Settling(
-            seat.link, seat.id, group=self._consume.group, member=joined.member,
-            at_most_once=joined.at_most_once,
-        )  # fmt: skip
+            seat.link, seat.id, group=self._consume.group, member=joined.member
+        )
         seat.joined = joined
+        self.credit.is_sparing = joined.at_most_once and joined.mode != "broadcast"
         self._was_joined = True
         self._on_joined(seat.link, joined)
-        self.give_more()  # more may be wanted by now than was when we asked
+        self.give_more()
         if not seat.answer.done():
             seat.answer.set_result(joined)
 
     # --- receiving ---------------------------------------------------------------------------
 
-    async def next_batch(self) -> DeliveryBatch:
-        """Return the next batch, joining first if need be; raise why there is none any more."""
-        self._check_open()
-        while (batch := self.take_batch()) is None:
-            if self.end is not None:
-                raise self.end
-            if self.is_joined:
-                self._changed.clear()
-                await self._changed.wait()
+    async def next_batch(self, n: int) -> DeliveryBatch:
+        """Return the next batch, joining first if need be; raise why there is none any more.
+
+        At most once, `n` messages are asked for while this waits; only one may wait at a time.
+        """
+        if not self.credit.is_sparing:
+            self._check_open()
+        try:
+            while (batch := self.take_batch()) is None:
                 self._check_open()
-            else:
-                await self.join()
-        return batch
+                if self.end is not None:
+                    raise self.end
+                if self.is_joined:
+                    self._ask(n)
+                    self._changed.clear()
+                    await self._changed.wait()
+                else:
+                    await self.join()
+            return batch
+        finally:
+            self._ask(0)
 
     def take_batch(self) -> DeliveryBatch | None:
         """Return what came first of what waits; None when nothing waits."""
@@ -220,8 +242,13 @@ class Membership:
 
     def give(self, count: int) -> None:
         """Give so much credit, for somebody who waits for just that."""
-        if self.is_joined:
+        if self.is_joined and not self.credit.is_sparing:
             self._send_more(self.credit.give(count))
+
+    def _ask(self, n: int) -> None:
+        """Let exactly so many come, where nothing is asked for ahead."""
+        if self.credit.is_sparing:
+            self._send_more(self.credit.ask(n))
 
     def stop(self) -> None:
         """Let nothing more come, and give back what waits; what was taken stays ours."""
@@ -232,11 +259,14 @@ class Membership:
         self.wake()
 
     def take_back(self) -> None:
-        """Take back the credit that is not used."""
-        self._send_more(self.credit.take_back())
+        """Take back the credit that is not used, unless somebody waits for just that."""
+        if not self.credit.is_sparing:
+            self._send_more(self.credit.take_back())
 
     def release_waiting(self) -> None:
-        """Give back whatever was received and not taken yet."""
+        """Give back whatever was received and not taken yet; what is finished stays."""
+        if self.credit.is_sparing:
+            return
         for batch in {delivery.batch: None for delivery in self.rest}:
             assert batch is not None
             offsets = [one.offset for one in self.rest if one.batch is batch]
@@ -267,18 +297,26 @@ class Membership:
 
     def _delivered(self, seat: Seat, payload: bytes | bytearray) -> None:
         assert seat.settling is not None, "a delivery comes after the answer"
-        assert seat.joined is not None
         delivered = decode_delivery(payload)
+        is_finished = delivered.delivery == NOT_LEASED
+        if is_finished != self.credit.is_sparing:
+            self._spare(is_finished)
         batch = DeliveryBatch(
             seat.settling, memoryview(payload)[delivered.entries_at :], topic=delivered.topic,
             grants=delivered.grants, lease=delivered.delivery,
         )  # fmt: skip
-        if not seat.joined.at_most_once:
+        if not is_finished:
             self._watch(batch)
         self._send_more(self.credit.arrived(batch.granted, size=batch.entries_bytes))
         self.push(batch)
         if self._is_stopping:
             self.release_waiting()
+
+    def _spare(self, is_sparing: bool) -> None:
+        """Follow a group that was changed under its members."""
+        self.take_back()
+        self.credit.is_sparing = is_sparing
+        self.give_more()
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -317,19 +355,23 @@ class Membership:
     async def leave(self) -> None:
         """Leave: what was said is answered first, what is still held is given back."""
         seat = self._seat
-        if seat is None or not seat.is_taken or seat.settling is None:
-            return
+        if seat is not None and seat.is_taken and seat.settling is not None:
+            await self._say_goodbye(seat, seat.settling)
+        if self._leaving is not None:
+            assert self._leaving.left is not None
+            waited: list[asyncio.Future[Any]] = [self._leaving.left, self._leaving.link.lost]
+            await asyncio.wait(waited, timeout=LEAVE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _say_goodbye(self, seat: Seat, settling: Settling) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await seat.settling.quiet()
+                await settling.quiet()
         except TimeoutError:
             logger.warning("group %r: some outcomes had no answer in time", self._consume.group)
         finally:
             seat.cancel()
+            self._leaving = seat
             self._drop(seat)
-        assert seat.left is not None
-        waited: list[asyncio.Future[Any]] = [seat.left, seat.link.lost]
-        await asyncio.wait(waited, timeout=LEAVE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
 
     # --- leases ------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     asked ──REPLY──▶ taken ──▶ over: END, the connection was lost, or CANCEL was sent
       └──ERROR──▶ refused
 
-After CANCEL nothing that comes counts but the END: the broker may have sent more before it knew.
+After CANCEL only the END counts: the broker may have sent more before it knew, and gives it to
+others. But what was delivered without a lease is finished: nobody else gets it, so it counts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from onward.client.delivery_batch import NOT_LEASED
 from onward.client.link import Link
 from onward.client.settling import Settling
-from onward.protocol.deliveries import Joined
+from onward.protocol.deliveries import Joined, decode_delivery
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import Bytes
 
@@ -40,8 +42,8 @@ class Seat:
         return self.joined is not None and self.left is None and self.link.is_open
 
     def take(self, kind: int, payload: Bytes) -> None:
-        """Take a frame of this membership; after we have said that we leave only its end counts."""
-        if self.left is None:
+        """Take a frame of this membership; after we have said that we leave few of them count."""
+        if self.left is None or (kind == Kind.DELIVERY and _is_finished(payload)):
             self._on_frame(self, kind, payload)
         elif kind in (Kind.END, Kind.ERROR):
             self.link.forget(self.id)
@@ -55,6 +57,11 @@ class Seat:
             self.link.send(Kind.CANCEL, self.id)
         else:
             self.left.set_result(None)
+
+
+def _is_finished(payload: Bytes) -> bool:
+    """Tell whether a DELIVERY brings what is finished already: at most once."""
+    return decode_delivery(payload).delivery == NOT_LEASED
 
 
 def _look_at(answer: asyncio.Future[Joined]) -> None:

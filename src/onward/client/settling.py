@@ -5,7 +5,10 @@
 
 Adjacent offsets of a delivery become one row. Outcomes belong to the connection on which their
 messages were delivered: when it is lost its leases are, so nothing is ever sent on a later one.
-What an error answered (the disk is full) is held again, and can be settled again.
+When an error is the answer (the disk is full) the broker has taken the messages back, and delivers
+them again: whoever settled them is told the error, and they are lost. Only `InvalidRequest` comes
+before anything is done: what a SETTLE said that was wrong is held as before. An ACK says nothing
+that could be wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
-from onward.client.delivery_batch import DeliveryBatch, Verb, done, fail, failed
+from onward.client.delivery_batch import NOT_LEASED, DeliveryBatch, Verb, done, fail, failed
 from onward.client.link import Link
 from onward.delivery.ranges import Range, Ranges, merged
 from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
@@ -50,6 +53,18 @@ class Waiting:
         if not self.future.done():
             self.future.set_result(None)
 
+    def lose(self, error: OnwardError) -> None:
+        """Tell why not; what it was about is not ours any more."""
+        if not self.is_renewal:
+            self.batch.lose_ranges(self.ranges)
+        self.fail(error)
+
+    def hold_again(self, error: OnwardError) -> None:
+        """Tell why not; what it was about is as it was."""
+        if not self.is_renewal:
+            self.batch.held.update(list(self.ranges))
+        self.fail(error)
+
     def fail(self, error: OnwardError) -> None:
         """Tell why not."""
         if not self.future.done():
@@ -75,13 +90,10 @@ class Sent:
 class Settling:
     """What one member says of what it was given on one connection."""
 
-    def __init__(
-        self, link: Link, consumer_id: int, *, group: str, member: str, at_most_once: bool
-    ) -> None:
+    def __init__(self, link: Link, consumer_id: int, *, group: str, member: str) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._consumer_id = consumer_id
-        self._at_most_once = at_most_once
         self._acks: list[Waiting] = []
         self._acks_rows = 0
         self._outcomes: list[Waiting] = []
@@ -105,7 +117,7 @@ class Settling:
 
     def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
         """Say that these ranges are done."""
-        if self._at_most_once or not ranges:
+        if batch.lease == NOT_LEASED or not ranges:
             return done()
         if self._acks_rows + len(ranges) > ROWS_MAX:
             self._flush()
@@ -120,7 +132,7 @@ class Settling:
         after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
     ) -> asyncio.Future[None]:  # fmt: skip
         """Say what else shall happen with these ranges."""
-        if self._at_most_once:
+        if batch.lease == NOT_LEASED:
             return done() if do in ("renew", "release") else failed(self._finished(batch))
         if not ranges:
             return done()
@@ -168,7 +180,7 @@ class Settling:
         outcomes, self._outcomes, self._outcomes_ranges = self._outcomes, [], 0
         if self.is_lost or not self._link.is_open:
             for waiting in chain(acks, outcomes):
-                waiting.fail(LeaseLost(f"the connection of {self._name(waiting)} was lost"))
+                waiting.lose(LeaseLost(f"the connection of {self._name(waiting)} was lost"))
         else:
             if acks:
                 sent = self._expect(acks)
@@ -200,16 +212,18 @@ class Settling:
         self._note_quiet()
 
     def _failed(self, sent: Sent, error: OnwardError) -> None:
-        """Nothing of the frame was done: all of it is held again."""
-        if isinstance(error, InvalidRequest) and len(sent.waiting) > 1 and self._link.is_open:
+        """Nothing of the frame was done; its leases are over unless it was not even looked at."""
+        # By its code: what is a kind of it (too large) was found out when it was to be written.
+        if error.code != InvalidRequest.code or any(one.row is None for one in sent.waiting):
+            for waiting in sent.waiting:
+                waiting.lose(error)
+        elif len(sent.waiting) > 1 and self._link.is_open and not self.is_lost:
             # One of them is wrong, and it shares a frame with others: ask for each alone.
             for waiting in sent.waiting:
                 self._send_outcomes([waiting])
-            return
-        for waiting in sent.waiting:
-            if not waiting.is_renewal:
-                waiting.batch.held.update(list(waiting.ranges))
-            waiting.fail(error)
+        else:
+            for waiting in sent.waiting:
+                waiting.hold_again(error)
 
     def _settled(self, sent: Sent, refused: list[Row]) -> None:
         if not refused:
@@ -226,7 +240,10 @@ class Settling:
             elif waiting.is_renewal:
                 waiting.batch.lose()
                 waiting.fail(self._refused(waiting))
-            elif any(ranges.overlap(start, end) for start, end in waiting.ranges):
+            elif refused_here := [
+                part for start, end in waiting.ranges for part in ranges.overlap(start, end)
+            ]:
+                waiting.batch.lose_ranges(refused_here)
                 waiting.fail(self._refused(waiting))
             else:
                 waiting.succeed()
@@ -237,7 +254,7 @@ class Settling:
 
     def _fail_unknown(self, sent: Sent, why: str) -> None:
         for waiting in sent.waiting:
-            waiting.fail(OutcomeUnknown(f"{why} before {self._name(waiting)} was settled"))
+            waiting.lose(OutcomeUnknown(f"{why} before {self._name(waiting)} was settled"))
         self._note_quiet()
 
     def _note_quiet(self) -> None:

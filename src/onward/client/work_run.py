@@ -121,6 +121,7 @@ class WorkRun:
                     collecting = calls.create_task(self._collect(aiter(consumer)))
                     await self._take_lists(self.work.batch, calls)
                     await collecting
+                    await self._end_collected(consumer, calls)
             except OnwardError as error:
                 self._ended = error
             self.stop()
@@ -145,7 +146,19 @@ class WorkRun:
             self._changed.set()
             if kept := [delivery for delivery in taken if not delivery.is_lost]:
                 self._begin(kept, calls)
-        await asyncio.gather(*(self._release(one) for one in self._collected))
+
+    async def _end_collected(self, consumer: Consumer, calls: asyncio.TaskGroup) -> None:
+        """Give back what was not called for; at most once nobody else gets it: call with it."""
+        self.stop()
+        if not consumer.at_most_once:
+            await asyncio.gather(*(self._release(one) for one in self._collected))
+            return
+        most = self.work.batch or 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._stop_at):
+                for start in range(0, len(self._collected), most):
+                    await self.slots.idle()
+                    self._begin(self._collected[start : start + most], calls)
 
     async def _has_collected(self) -> bool:
         """Wait until something has arrived; False when nothing will any more."""
@@ -267,21 +280,29 @@ class WorkRun:
 
 
 def neighbours(deliveries: Deliveries) -> list[Deliveries]:
-    """Cut a list where the offsets, or what the messages were delivered with, do not go on."""
+    """Cut a list where offsets, or what they were delivered with, or what is lost do not go on."""
     parts: list[Deliveries] = []
     for delivery in deliveries:
         last = parts[-1][-1] if parts else None
-        if last is not None and last.batch is delivery.batch and last.offset + 1 == delivery.offset:
+        if last is not None and _goes_on(last, delivery):
             parts[-1].append(delivery)
         else:
             parts.append([delivery])
     return parts
 
 
+def _goes_on(last: Delivery, delivery: Delivery) -> bool:
+    return (
+        last.batch is delivery.batch
+        and last.offset + 1 == delivery.offset
+        and last.is_lost == delivery.is_lost
+    )
+
+
 def _is_settled(delivery: Delivery) -> bool:
     """Tell whether the function itself has acked, retried or rejected this message."""
     batch = delivery.batch
-    return batch is not None and not batch.is_lost and delivery.offset not in batch.held
+    return batch is not None and not delivery.is_lost and delivery.offset not in batch.held
 
 
 async def _answer(part: Deliveries, error: BaseException | None, cause: str) -> str:

@@ -109,6 +109,9 @@ class Schedule:
     async def passes(self, ms: int) -> None:
         """Let time pass, and everything happen that is due then."""
         self.clock.advance(ms)
+        for session in self.broker.sessions:
+            # Nobody fell silent: a day has no length here.
+            session.last_heard_ms = session.last_frame_ms = self.clock.monotonic_ms()
         await self.settled()
 
     async def settled(self) -> None:

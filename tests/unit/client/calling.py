@@ -13,6 +13,7 @@ from onward.broker.commit import Done
 from onward.client.client import Client
 from onward.client.link import Link
 from onward.client.pipe import PipeTransport, connect_pipe
+from onward.errors import OnwardError
 from onward.log.log import Log, Write
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.payloads import Durability
@@ -20,18 +21,22 @@ from onward.settings import LogSettings, ServerSettings, Settings, TopicSettings
 
 
 class SlowCommit:
-    """A `Commit` that waits while it is told to."""
+    """A `Commit` that waits while it is told to, and fails when it is told to."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._held: list[Callable[[], None]] = []
         self.is_holding = False
+        self.refusal: OnwardError | None = None
+        """What the next commit ends with, instead of being done."""
 
     def submit(self, write: Write, *, sync: bool, done: Done) -> None:
         def perform() -> None:
-            self._log.perform(write, sync=sync)
-            self._loop.call_soon(done, None)
+            refusal, self.refusal = self.refusal, None
+            if refusal is None:
+                self._log.perform(write, sync=sync)
+            self._loop.call_soon(done, refusal)
 
         if self.is_holding:
             self._held.append(perform)

@@ -1,0 +1,241 @@
+"""At most once: what is delivered is finished, so nothing is delivered that nobody takes."""
+
+import asyncio
+import logging
+
+import pytest
+
+from onward import App, Client, Delivery
+from onward.client.consumer import Consumer
+from onward.errors import LeaseLost
+
+from .calling import Cable, calling, turns
+from .consuming import PATIENCE_S, fetch, members, until
+
+
+def sparing(client: Client, *topics: str, credit: int | None = None) -> Consumer:
+    return client.consume(topics or "orders", group="g", at_most_once=True, credit=credit)
+
+
+def credit_of(cable: Cable) -> int:
+    (member,) = members(cable)
+    return member.credit
+
+
+async def left(client: Client) -> int:
+    """Return how many messages of the group are not finished."""
+    return (await client.group("g")).backlog
+
+
+async def publish(client: Client, count: int) -> None:
+    await client.publish_many("orders", [b"%d" % number for number in range(count)])
+
+
+async def test_who_leaves_the_loop_loses_nothing() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 100)
+        found: list[int] = []
+        for count in (1, 2, 97):
+            taken = 0
+            async with asyncio.timeout(PATIENCE_S):
+                async for delivery in (consumer := sparing(client, credit=50)):
+                    found.append(delivery.offset)
+                    assert credit_of(cable) == 0, "nothing is asked for while nobody waits"
+                    taken += 1
+                    if taken == count:
+                        break
+            await consumer.aclose()
+            assert await left(client) == 100 - len(found)
+        assert found == list(range(100))
+
+
+async def test_a_batch_that_was_filled_leaves_nothing_behind() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 100)
+        counts: list[int] = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for batch in (consumer := sparing(client, credit=20)).batches():
+                counts.append(batch.count)
+                assert credit_of(cable) == 0
+                assert await left(client) == 100 - sum(counts)
+                if len(counts) == 6:
+                    break
+        await consumer.aclose()
+        assert counts == [1, 2, 4, 8, 16, 20]
+        async with sparing(client) as consumer:
+            assert len(await fetch(consumer, 49)) == 49
+
+
+async def test_a_batch_that_was_not_filled_makes_the_next_one_small() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 6)
+        batches = (consumer := sparing(client)).batches()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [(await anext(batches)).count for _ in range(3)] == [1, 2, 3]
+            waiting = asyncio.ensure_future(anext(batches))
+            await until(lambda: credit_of(cable) == 1)
+            await publish(client, 1)
+            assert (await waiting).count == 1
+        await batches.aclose()
+        await consumer.aclose()
+
+
+async def test_a_fetch_asks_for_exactly_what_it_returns_at_most() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 100)
+        async with sparing(client) as consumer:
+            assert credit_of(cable) == 0
+            assert len(await fetch(consumer, 7)) == 7
+            assert credit_of(cable) == 0
+            assert await left(client) == 93
+            taken = await asyncio.gather(*[fetch(consumer, n) for n in (3, 5, 10)])
+            assert sorted(one.offset for part in taken for one in part) == list(range(7, 25))
+        assert await left(client) == 75
+
+
+async def test_a_fetch_that_got_less_or_nothing_takes_the_rest_of_its_credit_back() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 2)
+        async with sparing(client) as consumer:
+            assert len(await fetch(consumer, 2)) == 2
+            assert await consumer.fetch(10, wait="1ms") == []
+            await until(lambda: credit_of(cable) == 0)
+            await publish(client, 3)
+            assert await left(client) == 3
+            assert len(await fetch(consumer, 3)) == 3
+
+
+async def test_nothing_is_taken_before_somebody_asks_and_not_by_joining_again() -> None:
+    async with calling() as (client, cable, _):
+        async with sparing(client, credit=50) as consumer:
+            waiting = asyncio.ensure_future(consumer.take())
+            await until(lambda: credit_of(cable) == 1)
+            cable.cut()
+            await until(lambda: [one.credit for one in members(cable)] == [1])
+            await publish(client, 10)
+            assert [one.offset for one in await waiting] == [0]
+            cable.cut()
+            await consumer.join()
+            assert credit_of(cable) == 0
+            assert await left(client) == 9
+
+
+async def test_what_has_arrived_is_handed_out_whatever_happens_to_the_connection() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 3)
+        consumer = sparing(client)
+        late = asyncio.ensure_future(consumer.fetch(3, wait="10s"))
+        await until(lambda: consumer._membership.has_received)
+        cable.pull()  # before the fetch itself has looked
+        taken = await late
+        assert [one.offset for one in taken] == [0, 1, 2]
+        assert not taken[0].is_lost
+        await taken[0].ack()
+        with pytest.raises(LeaseLost, match="at most once"):
+            await taken[0].retry()
+        await consumer.aclose()
+
+
+async def test_what_comes_with_the_stop_is_handed_out_before_the_loop_ends() -> None:
+    async with calling() as (client, cable, _):
+        consumer = sparing(client)
+        found: list[Delivery] = []
+
+        async def take_all() -> None:
+            async for delivery in consumer:
+                found.append(delivery)
+
+        taking = asyncio.ensure_future(take_all())
+        await until(lambda: bool(members(cable)) and credit_of(cable) == 1)
+        await publish(client, 2)
+        await until(lambda: consumer._membership.has_waiting or bool(found))
+        consumer.stop()
+        await asyncio.wait_for(taking, PATIENCE_S)
+        await consumer.aclose()
+        assert len(found) + await left(client) == 2
+
+
+@pytest.mark.parametrize("how", ["stop", "aclose"])
+async def test_what_was_on_its_way_at_the_end_is_handed_out(how: str) -> None:
+    async with calling() as (client, cable, _):
+        consumer = sparing(client)
+        taking = asyncio.ensure_future(consumer.take())
+        await until(lambda: bool(members(cable)) and credit_of(cable) == 1)
+        await publish(client, 1)
+        link = client._keeper().link
+        assert link is not None
+        link.pause_taking = True  # type: ignore[attr-defined]
+        if how == "stop":
+            consumer.stop()
+        else:
+            await consumer.aclose()
+        found = await asyncio.wait_for(taking, PATIENCE_S)
+        await consumer.aclose()
+        assert len(found) + await left(client) == 1
+
+
+async def test_what_came_when_nobody_waited_any_more_is_said_and_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with calling() as (client, cable, commit):
+        async with sparing(client) as consumer:
+            commit.is_holding = True
+            publishing = asyncio.ensure_future(publish(client, 2))
+            await turns()
+            waiting = asyncio.ensure_future(consumer.fetch(2, wait="60s"))
+            await until(lambda: credit_of(cable) == 2)
+            commit.release()
+            await publishing
+            commit.is_holding = True
+            await until(lambda: credit_of(cable) == 0)  # granted, and being finished
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            commit.release()
+            await until(lambda: consumer._membership.has_received)
+            assert [one.offset for one in await consumer.fetch(1)] == [0]
+            with caplog.at_level(logging.WARNING, "onward.consumer"):
+                await consumer.aclose()
+        assert "1 messages came when nobody waited" in caplog.text
+
+
+async def test_a_group_that_is_changed_under_its_members_is_followed() -> None:
+    async with calling() as (client, cable, _):
+        await publish(client, 1)
+        deliveries = aiter(consumer := client.consume("orders", group="g", retry="none"))
+        await (await anext(deliveries)).ack()
+        assert credit_of(cable) > 0
+        await client.change_group("g", at_most_once=True)
+        await client.publish("orders", b"at most once")
+        second = await anext(deliveries)
+        await second.ack()
+        assert consumer.at_most_once
+        await until(lambda: credit_of(cable) == 0)
+        await publish(client, 10)
+        assert await left(client) == 10
+        await client.change_group("g", at_most_once=False)
+        third = await anext(deliveries)
+        await third.ack()
+        assert not consumer.at_most_once
+        await until(lambda: credit_of(cable) > 0)
+        await consumer.aclose()
+
+
+async def test_an_app_that_stops_calls_with_what_it_has_collected() -> None:
+    async with calling() as (client, _, _):
+        await publish(client, 100)
+        app = App(client)
+        got: list[int] = []
+        begun = asyncio.Event()
+
+        @app.consumer("orders", group="g", at_most_once=True, batch=10)
+        async def count(deliveries: list[Delivery]) -> None:
+            got.extend(one.offset for one in deliveries)
+            begun.set()
+            await turns(100)
+
+        running = asyncio.ensure_future(app.run_async())
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        app.stop()
+        await asyncio.wait_for(running, PATIENCE_S)
+        assert len(got) == len(set(got))
+        assert len(got) + await left(client) == 100
