@@ -99,7 +99,7 @@ async def test_a_group_that_is_reset_to_a_time_gets_everything_since_then_again(
         await broker.restart()
         assert (await mq.group("billing")).topics[0].cursor == 2
         assert (await mq.group("audit")).backlog == 0
-        assert (await life_of(mq, "orders/2", "billing")).state == "ready"
+        assert (await life_of(mq, "orders/2", "billing")).state == "fresh"
         again = await finish(mq, 3, group="billing", member="bob")
         assert again == [("c", 1), ("d", 1), ("e", 1)]
         assert events_of(await life_of(mq, "orders/2", "billing")) == [

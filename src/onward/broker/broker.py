@@ -301,6 +301,7 @@ class Broker:
         self.publishing.is_stopping = True
         # A checkpoint written now would vouch for pages that the disk may have forgotten.
         self._chores.cancel()
+        self.consuming.stop()
         for session in list(self.sessions):
             session.abort()
         self._on_failure(error)

@@ -628,6 +628,12 @@ class Consuming:
                 else:
                     group.shares[row.topic].give_back(list(row.ranges))
 
+    def stop(self) -> None:
+        """Join nobody and read nothing more: the broker has failed, or stops."""
+        self.joining.stop()
+        for task in list(self._tasks):
+            task.cancel()
+
     # --- time --------------------------------------------------------------------------------
 
     def set_alarm(self, crew: Crew) -> None:

@@ -82,6 +82,11 @@ class Joining:
             if one is session:
                 self._under_way[one, request_id].cancel()
 
+    def stop(self) -> None:
+        """Let nobody in any more."""
+        for task in list(self._under_way.values()):
+            task.cancel()
+
     def _checked(self, session: Session, request_id: int, consume: Consume) -> GroupWish:
         check_group_name(consume.group)
         if consume.member:

@@ -97,7 +97,7 @@ class Settling:
             self._check(outcome)
         for outcome in outcomes:
             if member is None:
-                refused += [(outcome.delivery, start, end) for start, end in outcome.ranges]
+                refused += [(outcome.delivery, *one) for one in outcome.ranges or ((0, 1),)]
             elif outcome.do == "renew":
                 refused += self._renew(member, outcome)
             else:

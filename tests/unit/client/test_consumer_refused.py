@@ -1,0 +1,131 @@
+"""Outcomes that the broker answered with an error: whose they are then, and who is told."""
+
+import asyncio
+
+import pytest
+
+from onward import Client, Delivery
+from onward.client.consumer import Consumer
+from onward.errors import DiskFull, InvalidRequest, LeaseLost, MessageTooLarge, OnwardError
+
+from .calling import SlowCommit, calling
+from .consuming import PATIENCE_S, fetch, until
+
+
+async def taken(client: Client, consumer: Consumer, count: int) -> list[Delivery]:
+    await client.publish_many("orders", [b"%d" % number for number in range(count)])
+    return await fetch(consumer, count)
+
+
+async def again(consumer: Consumer, count: int) -> list[int]:
+    """Return the offsets that come again."""
+    return sorted(one.offset for one in await fetch(consumer, count))
+
+
+@pytest.mark.parametrize(
+    "refusal", [DiskFull("the disk is full"), MessageTooLarge("a row is"), InvalidRequest("no")]
+)
+async def test_an_ack_that_is_answered_with_an_error_is_lost_and_comes_again(
+    refusal: OnwardError,
+) -> None:
+    async with calling() as (client, _, commit):
+        async with client.consume("orders", group="g") as consumer:
+            a, b, c = await taken(client, consumer, 3)
+            credit = (consumer._membership.credit.out, consumer._membership.credit.waiting)
+            commit.refusal = refusal
+            results = await asyncio.gather(a.ack(), b.ack(), return_exceptions=True)
+            assert [type(one) for one in results] == [type(refusal)] * 2
+            assert [one.is_lost for one in (a, b, c)] == [True, True, False]
+            for verb in (a.ack, a.retry, a.reject, a.renew, a.release):
+                with pytest.raises(LeaseLost, match="orders/0 was lost"):
+                    await verb()
+            with pytest.raises(LeaseLost):
+                await b.ack_soon()
+            after = (consumer._membership.credit.out, consumer._membership.credit.waiting)
+            assert after == credit
+            await c.renew()
+            await c.ack()
+            assert await again(consumer, 2) == [0, 1]
+
+
+@pytest.mark.parametrize("verb", ["retry", "reject"])
+async def test_any_outcome_that_is_answered_with_an_error_is_lost(verb: str) -> None:
+    async with calling() as (client, _, commit):
+        async with client.consume("orders", group="g") as consumer:
+            (one,) = await taken(client, consumer, 1)
+            commit.refusal = DiskFull("the disk is full")
+            with pytest.raises(DiskFull):
+                await getattr(one, verb)()
+            with pytest.raises(LeaseLost):
+                await one.ack()
+            (second,) = await fetch(consumer, 1)
+            assert (second.offset, second.attempt) == (0, 1)
+            await second.ack()
+
+
+async def test_a_batch_that_was_lost_says_so_and_one_that_was_lost_in_part_settles_the_rest() -> (
+    None
+):
+    async with calling() as (client, _, commit):
+        await client.publish_many("orders", [b"a", b"b", b"c"])
+        batches = client.consume("orders", group="g").batches()
+        async with asyncio.timeout(PATIENCE_S):
+            batch = await anext(batches)
+            await refuse_one(commit, batch.messages()[1])
+            await batch.renew()
+            await batch.ack()
+            for verb in (batch.ack, batch.retry, batch.reject, batch.renew, batch.release):
+                with pytest.raises(LeaseLost, match="orders/1 was lost"):
+                    await verb()
+            batch = await anext(batches)
+            assert batch.offsets == [1]
+            commit.refusal = DiskFull("the disk is full")
+            with pytest.raises(DiskFull):
+                await batch.ack()
+            with pytest.raises(LeaseLost):
+                await batch.ack()
+            await (await anext(batches)).ack()
+        await batches.aclose()
+        assert (await client.group("g")).backlog == 0
+
+
+async def refuse_one(commit: SlowCommit, delivery: Delivery) -> None:
+    commit.refusal = DiskFull("the disk is full")
+    with pytest.raises(DiskFull):
+        await delivery.ack()
+
+
+async def test_what_was_lost_is_not_renewed_any_more() -> None:
+    async with calling() as (client, cable, commit):
+        async with client.consume("orders", group="g", lease="60s") as consumer:
+            (one,) = await taken(client, consumer, 1)
+            await refuse_one(commit, one)
+            consumer._membership._renew()  # as its timer does
+            assert one.lease not in consumer._membership._leases
+            assert cable.broker.consuming.leases_of("g").find(one.lease) is None
+            assert await again(consumer, 1) == [0]
+
+
+async def test_a_refused_ack_of_a_whole_batch_is_not_acked_by_saying_it_again() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish_many("orders", [b"a", b"b"])
+        batches = client.consume("orders", group="g").batches()
+        async with asyncio.timeout(PATIENCE_S):
+            batch = await anext(batches)
+        cable.broker.consuming.cancel_leases("g", "orders")
+        for _ in range(2):
+            with pytest.raises(LeaseLost):
+                await batch.ack()
+        await batches.aclose()
+
+
+async def test_what_was_wrong_with_an_outcome_can_be_said_better() -> None:
+    async with calling() as (client, _, _):
+        async with client.consume("orders", group="g") as consumer:
+            (one,) = await taken(client, consumer, 1)
+            with pytest.raises(InvalidRequest):
+                await one.retry(after=50 * 366 * 86_400_000)
+            assert not one.is_lost
+            await one.ack()
+        await until(lambda: not consumer.is_joined)
+        assert (await client.group("g")).backlog == 0
