@@ -155,7 +155,7 @@ PARENTS = {
     "broker/broker.py:__init__": "the chores: stop() waits for them, and a callback for errors",
     "broker/deliver.py:_read_from_disk": "one read: a callback takes its end, stop() waits for all",
     "broker/choosing.py:_look_further": "one look: close() cancels it, a callback takes its end",
-    "broker/consume.py:_deliver_from_disk": "one read: a callback takes its end",
+    "broker/handing.py:_deliver_from_disk": "one read: a callback takes its end",
     "broker/group_requests.py:_message_state": "one look: a callback takes its end and answers",
     "broker/joining.py:open": "one join: cancelled with its session, a callback answers",
     "client/keeper.py:open": "the keeper's one task: close() cancels it and waits",

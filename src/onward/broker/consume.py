@@ -22,19 +22,19 @@ from onward.broker.choosing import ChosenSource, PlainSource, Source, gone_row
 from onward.broker.crew import Crew, Member
 from onward.broker.deliver import CROWDED_READ_BYTES_MAX, UNSENT_BYTES_MAX
 from onward.broker.group_records import GroupRecords
-from onward.broker.handover import DELIVERY_BYTES_MAX, NeedsDisk, Packing, Parcel
+from onward.broker.handing import Handing
+from onward.broker.handover import DELIVERY_BYTES_MAX
 from onward.broker.joining import Joining
 from onward.broker.lookahead import LookAhead
 from onward.broker.outcomes import Done, Outcomes
 from onward.broker.settle import Settling
 from onward.delivery.group import Group, Groups
 from onward.delivery.lease import Lease, Leases
-from onward.delivery.ranges import Range, count_of
+from onward.delivery.ranges import count_of
 from onward.delivery.record import GroupRecord, StartAt
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
 from onward.errors import Conflict, OnwardError, TopicEnded, UnknownGroup
-from onward.protocol.deliveries import delivery_head
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import End, Start, encode_json
 
@@ -49,11 +49,8 @@ COLD_BYTES_MAX = 64 << 20
 """How much may be read from the disk for members at the same time."""
 LEASES_PER_MEMBER_MAX = 10_000
 NO_ROOM_S = 0.05
-UNREADABLE_S = 1.0
 LATE_S_MIN = 1.0
 """An alarm that rings so late shows that this broker stood still."""
-NOT_LEASED = 0
-"""The delivery of a group that delivers at most once: it was finished before it was sent."""
 
 
 class Consuming:
@@ -62,13 +59,11 @@ class Consuming:
     def __init__(self, broker: Broker, groups: Groups) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
-        self._packing = Packing(broker.log)
+        self._handing = Handing(broker, self)
         self._look_ahead = LookAhead(broker.log, broker.in_thread)
-        self._cold_count = 0
         self._crew_serial = 0
         self._holds: dict[str, int] = {}
         """Groups that wait until what was said of their messages is durable, and how often."""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._of_session: dict[Session, dict[int, Member]] = {}
         self.groups = groups
         self.crews: dict[str, Crew] = {}
@@ -350,10 +345,10 @@ class Consuming:
 
     def _has_room(self, crew: Crew) -> bool:
         """Tell whether more may be read; if not, come back in a moment."""
-        if self._bytes_max() and self._cold_count * DELIVERY_BYTES_MAX < COLD_BYTES_MAX:
+        if self._bytes_max() and self._handing.cold_bytes < COLD_BYTES_MAX:
             return True
         self._broker.delivering.look_at_sockets()
-        if self._bytes_max() and self._cold_count * DELIVERY_BYTES_MAX < COLD_BYTES_MAX:
+        if self._bytes_max() and self._handing.cold_bytes < COLD_BYTES_MAX:
             return True
         self._loop.call_later(NO_ROOM_S, self.serve_soon, crew)
         return False
@@ -397,7 +392,7 @@ class Consuming:
             if not ranges:
                 return False
             line.used(member, count_of(ranges))
-            self._deliver(crew, member, source, topic, ranges)
+            self._handing.deliver(crew, member, source, topic, ranges, bytes_max=self._bytes_max())
             return True
         return False
 
@@ -413,124 +408,6 @@ class Consuming:
             self.outcomes.add(
                 [gone_row(name, topic.name, lost, now_ms=self._broker.clock.now_ms())]
             )
-
-    # --- hand over ---------------------------------------------------------------------------
-
-    def _deliver(
-        self, crew: Crew, member: Member, source: Source, topic: Topic, ranges: list[Range]
-    ) -> None:
-        """Lease ranges to a member and send them: now, or when the disk has given them."""
-        record = crew.group.record
-        lease = crew.leases.grant(
-            member.name, source.share, source.share.grants(ranges),
-            now_ms=self._broker.clock.monotonic_ms(), lease_ms=record.lease_ms,
-        )  # fmt: skip
-        try:
-            parcel = self._packing.pack(topic, ranges, wait=False, bytes_max=self._bytes_max())
-        except (NeedsDisk, OSError):
-            self._deliver_from_disk(crew, member, source, topic, ranges, lease)
-            return
-        self._hand(crew, member, source, topic, parcel, lease)
-
-    def _deliver_from_disk(
-        self, crew: Crew, member: Member, source: Source, topic: Topic, ranges: list[Range],
-        lease: Lease,
-    ) -> None:  # fmt: skip
-        async def read() -> None:
-            packing = Packing(self._broker.log)
-            try:
-                parcel = await self._broker.in_thread(
-                    lambda: packing.pack(topic, ranges, wait=True)
-                )
-            except OSError as error:
-                logger.warning("topic %r cannot be read now: %s", topic.name, error)
-                await asyncio.sleep(UNREADABLE_S)
-                parcel = Parcel()
-                parcel.rest = ranges
-            self._hand(crew, member, source, topic, parcel, lease)
-
-        self._cold_count += 1
-        task = self._loop.create_task(read())
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._read_from_disk(crew, task))
-
-    def _read_from_disk(self, crew: Crew, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._cold_count -= 1
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-        self.serve_soon(crew)
-
-    def _hand(
-        self, crew: Crew, member: Member, source: Source, topic: Topic, parcel: Parcel, lease: Lease
-    ) -> None:
-        """Send what was found; what did not fit or cannot be delivered is no longer leased."""
-        if crew.leases.find(lease.id) is not lease:
-            # The member has gone meanwhile, or its lease has: then all of it is settled.
-            if crew.members.get(member.name) is member:
-                crew.give(member, sum(end - start for start, end, _ in lease.grants))
-            return
-        for start, end in parcel.rest:
-            if back := crew.leases.settle(lease.id, start, end, member=member.name):
-                source.give_back(back)
-                crew.give(member, count_of(back))
-        now_ms = self._broker.clock.now_ms()
-        rows = parcel.rows(crew.group.record.name, topic.name, member.name, now_ms=now_ms)
-        for row in rows:
-            for start, end in row.ranges:
-                crew.leases.settle(lease.id, start, end, member=member.name)
-            crew.give(member, count_of(row.ranges))
-        if rows:
-            self.outcomes.add(rows)
-        if parcel.ranges:
-            self._send(crew, member, source, topic, parcel, lease)
-
-    def _send(
-        self, crew: Crew, member: Member, source: Source, topic: Topic, parcel: Parcel, lease: Lease
-    ) -> None:
-        grants = source.share.grants(parcel.ranges)
-        record = crew.group.record
-        if record.at_most_once:
-            self._finish_then_send(crew, member, topic, parcel, lease, grants)
-            return
-        self._write(member, topic, grants, parcel, delivery=lease.id, lease_ms=record.lease_ms)
-
-    def _finish_then_send(
-        self, crew: Crew, member: Member, topic: Topic, parcel: Parcel, lease: Lease,
-        grants: list[tuple[int, int, int]],
-    ) -> None:  # fmt: skip
-        """At most once: it is finished, and durably so, before anybody has it."""
-        timed = []
-        for start, end in parcel.ranges:
-            settled = crew.leases.settle(lease.id, start, end, member=member.name)
-            timed += [(first, last, 0) for first, last in settled]
-        self.outcomes.ack(crew.group.record.name, topic.name, member.name, timed)
-
-        def done(error: OnwardError | None) -> None:
-            if error is None:
-                member.acked += count_of(parcel.ranges)
-                self._write(member, topic, grants, parcel, delivery=NOT_LEASED, lease_ms=0)
-            else:
-                crew.give(member, count_of(parcel.ranges))
-
-        self.outcomes.when_durable(done)
-
-    def _write(
-        self, member: Member, topic: Topic, grants: list[tuple[int, int, int]], parcel: Parcel,
-        *, delivery: int, lease_ms: int,
-    ) -> None:  # fmt: skip
-        head = delivery_head(
-            member.consumer_id, topic.name, grants, delivery=delivery, lease_ms=lease_ms,
-            entries_bytes=parcel.bytes,
-        )  # fmt: skip
-        count = count_of(parcel.ranges)
-        member.crew.note_size(topic.name, parcel.bytes, count)
-        member.delivered += count
-        self.delivered_count += count
-        unsent_bytes = member.session.send_parts([head, *parcel.entries])
-        self._broker.delivering.note_unsent(member.session, unsent_bytes)
-        if not member.session.writable and member.crew.members.get(member.name) is member:
-            member.crew.pause(member)
 
     # --- end of a membership -----------------------------------------------------------------
 
@@ -631,8 +508,7 @@ class Consuming:
     def stop(self) -> None:
         """Join nobody and read nothing more: the broker has failed, or stops."""
         self.joining.stop()
-        for task in list(self._tasks):
-            task.cancel()
+        self._handing.stop()
 
     # --- time --------------------------------------------------------------------------------
 

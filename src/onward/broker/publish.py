@@ -19,13 +19,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
+from onward.broker.catalogue import Catalogue, Topic, TopicRecord
+from onward.broker.changes import Changes
 from onward.broker.collected import Change, Collected, Staged, in_batches
 from onward.broker.commit import Commit, Done
 from onward.broker.producers import UNDER_WAY, WINDOW, Producers
 from onward.broker.publishers import Publishers
 from onward.clock import Clock
-from onward.delivery.record import GroupRecord
 from onward.delivery.trace import encode_rows
 from onward.errors import (
     DiskFull,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from onward.broker.inside import Inside, Receipt
     from onward.broker.scheduling import Scheduling
     from onward.broker.session import Session
-    from onward.schedule.recurring import Recurring
 
 RETRY_AFTER_MS: Final = 100
 CROWD_WAIT_S: Final = 0.002
@@ -78,7 +77,7 @@ A plain tuple: one is made for each frame, and it is the cheapest thing that hol
 """
 
 
-class Publishing:
+class Publishing(Changes):
     """Takes publishes and changes of topics, and makes them durable."""
 
     def __init__(
@@ -359,104 +358,6 @@ class Publishing:
             self._commit_soon()
         elif self._wait is not None and self._collected.count >= self._crowd * CROWD_PART:
             self._commit_now()
-
-    def new_record(self, name: str) -> TopicRecord:
-        """Return the record of a topic that is about to be created."""
-        limit = self._settings.topics.count_max
-        if len(self._catalogue) >= limit:
-            raise Overloaded(f"there are {limit} topics already (topics.count_max)")
-        return TopicRecord(
-            number=self._catalogue.next_number, name=name, created_at_ms=self._clock.now_ms()
-        )
-
-    def create_topic(
-        self, record: TopicRecord, *, done: Callable[[OnwardError | None], None]
-    ) -> Topic:
-        """Create a topic; it can be published to at once, `done` comes when it is durable."""
-        topic = self._catalogue.add(record)
-        self._creating[topic] = [done]
-
-        def settle(error: OnwardError | None) -> None:
-            if error is not None:
-                self._catalogue.remove(record.number)
-            for tell in self._creating.pop(topic):
-                tell(error)
-
-        self._collected.created.append(Change(Kind.TOPIC_CREATED, record, done=settle))
-        self._collected.sync = True
-        self._commit_soon()
-        return topic
-
-    def when_created(self, topic: Topic, done: Callable[[OnwardError | None], None]) -> None:
-        """Call `done` when a topic that is there is durable: now, or with who created it."""
-        if topic in self._creating:
-            self._creating[topic].append(done)
-        else:
-            done(None)
-
-    def change_topic(
-        self, record: TopicRecord, *, done: Callable[[OnwardError | None], None]
-    ) -> None:
-        """Change a topic's rules."""
-        topic = self._catalogue.by_number[record.number]
-        topic.staged_record = record
-
-        def settle(error: OnwardError | None) -> None:
-            if error is not None:
-                topic.staged_record = topic.record
-            done(error)
-
-        self._collected.later.append(Change(Kind.TOPIC_CHANGED, record, done=settle))
-        self._collected.sync = True
-        self._commit_soon()
-
-    def end_topic(
-        self, topic: Topic, ending: TopicEnding, *, done: Callable[[OnwardError | None], None]
-    ) -> None:
-        """End a topic: from now on nothing more is written to it."""
-        topic.end(ending=True)
-        self.routes.clear()
-
-        def settle(error: OnwardError | None) -> None:
-            topic.end(ending=error is None)
-            done(error)
-
-        self._collected.later.append(Change(Kind.TOPIC_DELETED, ending, done=settle))
-        self._collected.sync = True
-        self._commit_soon()
-
-    def change_group(
-        self, record: GroupRecord, *, done: Callable[[OnwardError | None], None]
-    ) -> None:
-        """Create, change or delete a group; it stands before the rows of the same commit."""
-        if self._is_closed:
-            self._loop.call_soon(done, Stopping("the broker is stopping"))
-            return
-        self._collected.created.append(Change(Kind.GROUP_CHANGED, record, done=done))
-        self._collected.sync = True
-        self._commit_soon()
-
-    def change_recurring(
-        self, record: Recurring, *, done: Callable[[OnwardError | None], None]
-    ) -> None:
-        """Create, change or delete a recurring schedule."""
-        if self._is_closed:
-            self._loop.call_soon(done, Stopping("the broker is stopping"))
-            return
-        self._collected.later.append(Change(Kind.RECURRING_CHANGED, record, done=done))
-        self._collected.sync = True
-        self._commit_soon()
-
-    def record(
-        self, rows: Callable[[], list[bytes]], *, done: Callable[[OnwardError | None], None]
-    ) -> None:
-        """Publish rows of the trace with the next commit; they are asked for when it begins."""
-        if self._is_closed:
-            self._loop.call_soon(done, Stopping("the broker is stopping"))
-            return
-        self._collected.rows.append((rows, done, False))
-        self._collected.sync = True
-        self._commit_soon()
 
     # --- commit ------------------------------------------------------------------------------
 

@@ -211,6 +211,8 @@ class Consumer:
         self._stop_idling()
         self._fetching += n
         try:
+            if found := self._take_waiting(n):
+                return found
             await self._join()
             return self._take_waiting(n) or await self._fetch(n, wait_s)
         except Closed:

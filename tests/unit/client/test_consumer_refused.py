@@ -28,39 +28,43 @@ async def again(consumer: Consumer, count: int) -> list[int]:
 async def test_an_ack_that_is_answered_with_an_error_is_lost_and_comes_again(
     refusal: OnwardError,
 ) -> None:
-    async with calling() as (client, _, commit):
-        async with client.consume("orders", group="g") as consumer:
-            a, b, c = await taken(client, consumer, 3)
-            credit = (consumer._membership.credit.out, consumer._membership.credit.waiting)
-            commit.refusal = refusal
-            results = await asyncio.gather(a.ack(), b.ack(), return_exceptions=True)
-            assert [type(one) for one in results] == [type(refusal)] * 2
-            assert [one.is_lost for one in (a, b, c)] == [True, True, False]
-            for verb in (a.ack, a.retry, a.reject, a.renew, a.release):
-                with pytest.raises(LeaseLost, match="orders/0 was lost"):
-                    await verb()
-            with pytest.raises(LeaseLost):
-                await b.ack_soon()
-            after = (consumer._membership.credit.out, consumer._membership.credit.waiting)
-            assert after == credit
-            await c.renew()
-            await c.ack()
-            assert await again(consumer, 2) == [0, 1]
+    async with (
+        calling() as (client, _, commit),
+        client.consume("orders", group="g") as consumer,
+    ):
+        a, b, c = await taken(client, consumer, 3)
+        credit = (consumer._membership.credit.out, consumer._membership.credit.waiting)
+        commit.refusal = refusal
+        results = await asyncio.gather(a.ack(), b.ack(), return_exceptions=True)
+        assert [type(one) for one in results] == [type(refusal)] * 2
+        assert [one.is_lost for one in (a, b, c)] == [True, True, False]
+        for verb in (a.ack, a.retry, a.reject, a.renew, a.release):
+            with pytest.raises(LeaseLost, match="orders/0 was lost"):
+                await verb()
+        with pytest.raises(LeaseLost):
+            await b.ack_soon()
+        after = (consumer._membership.credit.out, consumer._membership.credit.waiting)
+        assert after == credit
+        await c.renew()
+        await c.ack()
+        assert await again(consumer, 2) == [0, 1]
 
 
 @pytest.mark.parametrize("verb", ["retry", "reject"])
 async def test_any_outcome_that_is_answered_with_an_error_is_lost(verb: str) -> None:
-    async with calling() as (client, _, commit):
-        async with client.consume("orders", group="g") as consumer:
-            (one,) = await taken(client, consumer, 1)
-            commit.refusal = DiskFull("the disk is full")
-            with pytest.raises(DiskFull):
-                await getattr(one, verb)()
-            with pytest.raises(LeaseLost):
-                await one.ack()
-            (second,) = await fetch(consumer, 1)
-            assert (second.offset, second.attempt) == (0, 1)
-            await second.ack()
+    async with (
+        calling() as (client, _, commit),
+        client.consume("orders", group="g") as consumer,
+    ):
+        (one,) = await taken(client, consumer, 1)
+        commit.refusal = DiskFull("the disk is full")
+        with pytest.raises(DiskFull):
+            await getattr(one, verb)()
+        with pytest.raises(LeaseLost):
+            await one.ack()
+        (second,) = await fetch(consumer, 1)
+        assert (second.offset, second.attempt) == (0, 1)
+        await second.ack()
 
 
 async def test_a_batch_that_was_lost_says_so_and_one_that_was_lost_in_part_settles_the_rest() -> (
@@ -96,14 +100,16 @@ async def refuse_one(commit: SlowCommit, delivery: Delivery) -> None:
 
 
 async def test_what_was_lost_is_not_renewed_any_more() -> None:
-    async with calling() as (client, cable, commit):
-        async with client.consume("orders", group="g", lease="60s") as consumer:
-            (one,) = await taken(client, consumer, 1)
-            await refuse_one(commit, one)
-            consumer._membership._renew()  # as its timer does
-            assert one.lease not in consumer._membership._leases
-            assert cable.broker.consuming.leases_of("g").find(one.lease) is None
-            assert await again(consumer, 1) == [0]
+    async with (
+        calling() as (client, cable, commit),
+        client.consume("orders", group="g", lease="60s") as consumer,
+    ):
+        (one,) = await taken(client, consumer, 1)
+        await refuse_one(commit, one)
+        consumer._membership._renew()  # as its timer does
+        assert one.lease not in consumer._membership._leases
+        assert cable.broker.consuming.leases_of("g").find(one.lease) is None
+        assert await again(consumer, 1) == [0]
 
 
 async def test_a_refused_ack_of_a_whole_batch_is_not_acked_by_saying_it_again() -> None:
