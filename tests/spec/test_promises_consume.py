@@ -147,6 +147,32 @@ async def test_what_a_member_leaves_behind_comes_to_others_at_once_and_counts_as
 
 
 @BOTH
+@pytest.mark.parametrize("taking", ["deliveries", "batches", "fetch"])
+async def test_at_most_once_a_member_that_leaves_loses_nothing(engine: Engine, taking: str) -> None:
+    async with engine.connect() as mq:
+        texts = await publish(mq, 100)
+        found: list[str] = []
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            mq.consume("orders", group="billing", at_most_once=True) as leaving,
+        ):
+            if taking == "fetch":
+                found += [one.text for one in await leaving.fetch(5, wait="30s")]
+            elif taking == "batches":
+                async for batch in leaving.batches():
+                    found += [body.decode() for body in batch.bodies]
+                    if len(found) > 5:
+                        break
+            else:
+                async for delivery in leaving:
+                    found.append(delivery.text)
+                    break
+        async with mq.consume("orders", group="billing") as other:
+            found += [one.text for one in await take(other, 100 - len(found))]
+        assert sorted(found, key=int) == texts
+
+
+@BOTH
 async def test_the_answer_of_someone_who_no_longer_holds_a_message_changes_nothing(
     engine: Engine,
 ) -> None:

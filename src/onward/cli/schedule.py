@@ -111,8 +111,10 @@ def list_waiting(
     Example:  onward schedule list --topic reminders --until 1h
     """
     with connect() as mq:
-        listed = mq.list_scheduled(topic=topic, key=key, start=start, end=end)
-        found = list(islice(listed, limit + 1))
+        # Nothing may keep the iterator: it ends while its client is open.
+        found = list(
+            islice(mq.list_scheduled(topic=topic, key=key, start=start, end=end), limit + 1)
+        )
     shown = found[:limit]
     if as_json:
         for one in shown:

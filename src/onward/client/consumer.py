@@ -331,6 +331,9 @@ class Consumer:
         self._stop_idling()
         self._membership.wake()
         await self._leave_now()
+        if self.at_most_once:
+            async with self._waiting:  # whoever waits gets what was on its way
+                self._say_untaken()
 
     async def _leave(self) -> None:
         """Leave because a loop was left; after `stop` what was taken may still be settled."""
@@ -346,14 +349,13 @@ class Consumer:
                 await following.close()
         finally:
             await self._membership.leave()
-            self._say_untaken()
 
     def _say_untaken(self) -> None:
         """Nobody else gets what is finished: say so when nobody here has taken it."""
-        if self.at_most_once and self._membership.has_waiting:
+        if count := self._membership.forget_waiting():
             logger.warning(
                 "group %r delivers at most once: %d messages came when nobody waited for them any "
-                "more; they are finished", self.group, self._membership.waiting_count,
+                "more; they are finished", self.group, count,
             )  # fmt: skip
 
     # --- inside ------------------------------------------------------------------------------

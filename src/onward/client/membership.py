@@ -103,11 +103,6 @@ class Membership:
         return bool(self._received or self.rest)
 
     @property
-    def waiting_count(self) -> int:
-        """How many messages were received and not taken yet."""
-        return len(self.rest) + sum(batch.granted for batch in self._received)
-
-    @property
     def joined(self) -> Joined | None:
         """What the broker said when we joined; None while we are away."""
         return None if self._seat is None else self._seat.joined
@@ -278,6 +273,13 @@ class Membership:
             batch.release_soon()
         self.credit.waiting = 0
         self.rest.clear()
+
+    def forget_waiting(self) -> int:
+        """Drop whatever was received and not taken; return how many messages that were."""
+        count = len(self.rest) + sum(batch.granted for batch in self._received)
+        self.rest.clear()
+        self._received.clear()
+        return count
 
     def _send_more(self, credit: int) -> None:
         if credit and self._seat is not None and self._seat.is_taken:

@@ -99,10 +99,10 @@ def delay_ms(delay: object) -> int:
     (2700000, 1, 0)
     """
     if isinstance(delay, timedelta):
-        milliseconds = -(-delay // _MILLISECOND)
-        if not 0 <= milliseconds <= _DELAY_MS_MAX:
+        whole, rest = divmod(delay, _MILLISECOND)
+        if not 0 <= whole < _DELAY_MS_MAX:
             raise InvalidRequest(f"a delay is 0 to 1000 years, not {delay}")
-        return milliseconds
+        return whole + bool(rest)
     if isinstance(delay, bool) or not isinstance(delay, str | int):
         raise InvalidRequest(
             f"a delay is text such as '45m', a timedelta or whole milliseconds, not {delay!r}"
@@ -121,7 +121,8 @@ def moment_ms(at: object) -> int:
     if isinstance(at, datetime):
         if at.utcoffset() is None:
             raise InvalidRequest(f"{at} has no time zone: say which, as datetime(..., tzinfo=UTC)")
-        return -((_EPOCH - at) // _MILLISECOND)
+        whole, rest = divmod(at - _EPOCH, _MILLISECOND)
+        return whole + bool(rest)
     if isinstance(at, bool) or not isinstance(at, int):
         raise InvalidRequest(
             "a time is a datetime, text such as '2027-01-01T09:00Z' or whole milliseconds "

@@ -63,6 +63,8 @@ class Planned:
     verdicts: list[Verdict] = field(default_factory=list)
     may_be_gone: bool = False
     """It was cancelled, moved or replaced without an answer, or replaced when it may have fired."""
+    is_astray: bool = False
+    """It was perhaps moved, and has an id that nobody knows."""
     error: str = ""
 
     @property
@@ -172,7 +174,8 @@ def _in_order(history: ScheduleHistory, drains: dict[str, list[Message]]) -> Ite
             if one is None or message.due_at_ms is None or message.schedule_id is None:
                 continue
             moment = (message.due_at_ms, message.schedule_id)
-            if message.due_at_ms > one.shown_ms > 0 and moment < latest:
+            is_known = one.shown_ms > 0 and not one.is_astray
+            if is_known and message.due_at_ms > one.shown_ms and moment < latest:
                 yield f"S5: {message.id} {moment} stands behind {latest}"
             latest = max(latest, moment)
 
@@ -199,9 +202,9 @@ def _ids_are_theirs(history: ScheduleHistory, drains: dict[str, list[Message]]) 
     for drain in drains.values():
         for message in drain:
             one = history.planned.get(_name(message))
-            if one is not None and one.outcome == "acked" and not one.may_be_gone:
-                if message.schedule_id not in one.numbers:
-                    yield f"S6: {one.id} has fired as {message.schedule_id}, not {one.numbers}"
+            is_known = one is not None and one.outcome == "acked" and not one.is_astray
+            if one is not None and is_known and message.schedule_id not in one.numbers:
+                yield f"S6: {one.id} has fired as {message.schedule_id}, not {one.numbers}"
 
 
 def _at(drain: Sequence[Message], offset: int) -> Message | None:

@@ -186,11 +186,14 @@ class Scheduler:
         if one.outcome == "refused":
             return
         self._by_key[key] = one
-        if before is not None and replaces and not before.is_gone and not before.has_fired:
-            # Replaced, or it had fired: the broker is asked which.
-            before.may_be_gone = True
-            if before.outcome == one.outcome == "acked":
-                await self._show(client, before)
+        if before is None or before.is_gone or before.has_fired:
+            return
+        # Replaced, or it had fired: the broker is asked which.
+        before.may_be_gone = before.may_be_gone or replaces
+        if before.outcome == one.outcome == "acked" and not before.is_astray:
+            state = await self._show(client, before)
+            if state == "waiting":
+                self._world.violations.append(f"S6: {before.id} and {one.id} both wait as {key}")
 
     def _acked(self, one: Planned, number: int) -> None:
         one.outcome, one.number = "acked", number
@@ -221,19 +224,21 @@ class Scheduler:
         try:
             result = await client.reschedule(one.number, at=due_at_ms)
         except OnwardError as error:
-            one.may_be_gone = one.may_be_gone or _may_have_happened(error)
+            one.is_astray = _may_have_happened(error)
+            one.may_be_gone = one.may_be_gone or one.is_astray
             return
         if result.state == "moved":
             self._acked(one, result.id)
         else:
             self._note(one, result.state, result.id, result.offset)
 
-    async def _show(self, client: Client, one: Planned) -> None:
+    async def _show(self, client: Client, one: Planned) -> str:
         try:
             shown = await client.scheduled(one.number)
         except OnwardError:
-            return
+            return ""
         self._note(one, shown.state, one.number, shown.offset)
+        return shown.state
 
     def _note(self, one: Planned, state: Any, number: int, offset: int | None) -> None:
         if state != "waiting":

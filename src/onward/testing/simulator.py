@@ -3,7 +3,8 @@
     simulate(seed)
       ├─ scenario     what this seed chooses: sizes, programs, and which faults there are
       ├─ workload     publishers, readers, topics that come and go       ─┐
-      ├─ members      groups: who consumes, dies, leaves; operators       │ write a history of
+      ├─ members      groups: who consumes, dies, leaves; operators       │
+      ├─ schedulers   who publish for later, and change their mind        │ write a history of
       ├─ trouble      crashes, cuts, full disks, clocks that jump         │ all they do and see
       ├─ peace        all is healed; topics are read, groups swept       ─┘
       └─ checker      the history must be possible; else `SimulationFailed`, with a trace
@@ -43,18 +44,20 @@ from onward.testing.disk import FaultyDisk
 from onward.testing.fold import compare_to_fold
 from onward.testing.group_history import Buried, GroupPlan
 from onward.testing.history import History, kind_of
-from onward.testing.loop import VirtualClock, run, running_loop
+from onward.testing.loop import run, running_loop
 from onward.testing.members import Member, Sweeper
 from onward.testing.network import LossyNetwork
 from onward.testing.node import NAME, Sabotage, SimulatedNode
 from onward.testing.operator import Operator
 from onward.testing.scenario import Scenario
+from onward.testing.schedule_history import TOPICS, ScheduleHistory, check_schedule, is_scheduled
+from onward.testing.schedulers import NEAR_MS_MAX, PeakClock, Scheduler, SchedulePlan, Watcher
 from onward.testing.trouble import CAPACITY_BYTES, Trouble
 from onward.testing.workload import Follower, Publisher, TopicKeeper, World
 
 T = TypeVar("T")
 Graves = dict[str, dict[tuple[str, int], Buried]]
-Program = Publisher | Follower | TopicKeeper | Member | Operator
+Program = Publisher | Follower | TopicKeeper | Member | Operator | Scheduler | Watcher
 
 TRACE_LINES_MAX = 300
 VIOLATIONS_SHOWN_MAX = 10
@@ -86,14 +89,15 @@ def simulate(
     *,
     troubles: tuple[str, ...] | None = None,
     groups: tuple[GroupPlan, ...] | None = None,
+    schedule: SchedulePlan | None = None,
     rot: bool = False,
     commit: type[SimulatedCommit] = SimulatedCommit,
     sabotage: Sabotage | None = None,
 ) -> Summary:
     """Run one seed to its end, or raise `SimulationFailed`.
 
-    `troubles` and `groups` replace those that the seed would choose (a group without topics gets
-    the first of them); `rot` flips bits of the log at the end.
+    `troubles`, `groups` and `schedule` replace those that the seed would choose (a group without
+    topics gets the first of them); `rot` flips bits of the log at the end.
     `commit` and `sabotage` are for brokers that are wrong on purpose, to see that it is noticed.
 
     >>> simulate(7, troubles=("clock",)).counts["acked"] > 0
@@ -102,10 +106,12 @@ def simulate(
     random = Random(seed)
     scenario = Scenario.choose(random, troubles=troubles, groups=groups)
 
-    async def main() -> Summary:
-        return await Simulation(seed, scenario, random, commit, sabotage, rot=rot).run()
+    plan = schedule or SchedulePlan.choose(Random(seed))
 
-    with _fixed_identity(), _without_collector():
+    async def main() -> Summary:
+        return await Simulation(seed, scenario, plan, random, commit, sabotage, rot=rot).run()
+
+    with _fixed_identity(), _without_collector(), plan.in_use():
         return run(main(), seed=seed, executor_ms_max=scenario.executor_ms_max)
 
 
@@ -113,8 +119,8 @@ class Simulation:
     """One run."""
 
     def __init__(
-        self, seed: int, scenario: Scenario, random: Random, commit: type[SimulatedCommit],
-        sabotage: Sabotage | None, *, rot: bool,
+        self, seed: int, scenario: Scenario, schedule: SchedulePlan, random: Random,
+        commit: type[SimulatedCommit], sabotage: Sabotage | None, *, rot: bool,
     ) -> None:  # fmt: skip
         def chance() -> Random:
             return Random(random.getrandbits(64))
@@ -129,7 +135,8 @@ class Simulation:
         self._history.groups.late_us = scenario.late_us
         self._history.groups.plans = {plan.name: plan for plan in scenario.groups}
         self._rotten = 0
-        clock = VirtualClock(self._loop)
+        self._schedule = ScheduleHistory(loses_old=scenario.settings.log.retention_bytes > 0)
+        clock = PeakClock(self._loop)
         network = LossyNetwork(self._loop, chance())
         self._disk = FaultyDisk(chance(), capacity_bytes=CAPACITY_BYTES)
         network.on_end = self._note_end
@@ -145,6 +152,14 @@ class Simulation:
             history=self._history, clock=clock, network=network, random=chance(),
             topics=list(scenario.topics), trace=self._trace, pause_ms_max=scenario.pause_ms_max,
         )  # fmt: skip
+        self._schedulers = [
+            Scheduler(self._world, self._schedule, clock, f"s{number}")
+            for number in range(schedule.schedulers)
+        ]
+        self._watchers = [
+            Watcher(self._world, self._schedule, clock, topic)
+            for topic in (TOPICS if self._schedulers else ())
+        ]
 
     async def run(self) -> Summary:
         """Run to the end."""
@@ -161,7 +176,12 @@ class Simulation:
                 [*self._violations(), f"{type(error).__name__}: {error}"]
             ) from error
         self._history.groups.deaths_us = self._node.deaths_us
-        violations = [*self._violations(), *check(self._history, drains)]
+        waited = {topic: drains.pop(topic) for topic in TOPICS if topic in drains}
+        violations = [
+            *self._violations(),
+            *check(self._history, drains),
+            *check_schedule(self._schedule, waited),
+        ]
         if violations:
             raise self._failure(violations)
         return self._summary(drains)
@@ -190,7 +210,8 @@ class Simulation:
         ]
         operator = Operator(self._world, [one for one in plans if one.is_operated], "operator")
         topics = TopicKeeper(self._world, "topics")
-        return [*publishers, *followers, topics, *members, operator]
+        schedulers = [*self._schedulers, *self._watchers]
+        return [*publishers, *followers, topics, *members, operator, *schedulers]
 
     def _note_end(self, name: str, peer_name: str) -> None:
         machine = peer_name if name == NAME else name
@@ -202,6 +223,7 @@ class Simulation:
         """Read everything to its end; again after another power cut."""
         client, producer = await _within("open a client", self._world.opened("drain"))
         await self._publish_once_more(client, producer)
+        await self._wait_for_the_schedule(client)
         drains = await _within("drain", self._drain(client))
         dead = await self._sweep(client)
         self._node.die("power", "between two drains")
@@ -210,13 +232,21 @@ class Simulation:
             self._world.violations.append("G1: dead letters changed by a restart in peace")
         is_bounded = self._scenario.settings.log.retention_bytes > 0
         for topic, messages in drains.items():
-            may_change = is_bounded or kind_of(topic) in ("trimmed", "brief")
+            is_kept = is_scheduled(topic) or kind_of(topic) not in ("trimmed", "brief")
+            may_change = is_bounded or not is_kept
             if not may_change and again.get(topic) != messages:
                 self._world.violations.append(f"I1: {topic!r} changed by a restart in peace")
         if self._rot:
             await self._read_rotten(client, again)
         await client.close()
         return again
+
+    async def _wait_for_the_schedule(self, client: Client) -> None:
+        """Let fire what is due soon; ask about everything, and cancel what is far ahead."""
+        if self._schedulers:
+            await asyncio.sleep(2 * NEAR_MS_MAX / 1000)
+        for scheduler in self._schedulers:
+            await scheduler.finish(client)
 
     async def _publish_once_more(self, client: Client, producer: int) -> None:
         for number, topic in enumerate(self._world.topics, 1):
@@ -247,7 +277,7 @@ class Simulation:
                 return [message async for message in client.read(topic)]
             except OffsetOutOfRange:
                 # Retention was faster than we were: what is left begins further on.
-                if kind_of(topic) == "kept":
+                if not is_scheduled(topic) and kind_of(topic) == "kept":
                     raise
             except (UnknownTopic, TopicEnded):
                 if kind_of(topic) != "brief":
@@ -349,6 +379,7 @@ class Simulation:
 
     def _summary(self, drains: Drains) -> Summary:
         counts = self._trouble.counts + self._node.counts + self._history.count()
+        counts += self._schedule.count()
         counts["refused as rotten"] = self._rotten
         seen = [
             (message.topic, message.offset, message.event_id, message.body)

@@ -29,6 +29,7 @@ from onward.errors import (
 )
 from onward.message.message import Message
 from onward.protocol.payloads import Durability
+from onward.schedule.state import FIRED
 from onward.testing.group_history import GroupPlan, Handed, Stint
 from onward.testing.history import Attempt, History, Reading, kind_of
 from onward.testing.loop import VirtualClock, running_loop
@@ -58,7 +59,7 @@ class World:
         self.pause_ms_max = pause_ms_max
         self.violations: list[str] = []
         self._random = random
-        self._producers = 0
+        self._producers = FIRED  # those up to it belong to the broker
 
     def now_us(self) -> int:
         """Return the time of the run."""

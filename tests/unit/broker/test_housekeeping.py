@@ -463,12 +463,12 @@ async def test_one_topic_that_keeps_little_does_not_cut_the_log_into_crumbs() ->
     await speaker.publish("kept", [bytes(10_000)])
     for _ in range(5):
         await speaker.publish("short", [bytes(100)])
-        clock.advance(20_000)
+        clock.advance(14_000)
         await keep_house(broker)
     assert len(broker.log.segments) == 1
     await speaker.publish("short", [bytes(12_000)])
     await broker.housekeeping.checkpoint()
-    clock.advance(20_000)
+    clock.advance(14_000)
     await keep_house(broker)
     assert broker.catalogue.find("short").first_offset == 6
     assert len(await speaker.read("kept")) == 1

@@ -26,7 +26,7 @@ class SlowCommit:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self.held: list[Callable[[], None]] = []
+        self._held: list[Callable[[], None]] = []
         self.is_holding = False
         self.refusal: OnwardError | None = None
         """What the next commit ends with, instead of being done."""
@@ -39,15 +39,15 @@ class SlowCommit:
             self._loop.call_soon(done, refusal)
 
         if self.is_holding:
-            self.held.append(perform)
+            self._held.append(perform)
         else:
             perform()
 
     def release(self) -> None:
         self.is_holding = False
-        for perform in self.held:
+        for perform in self._held:
             perform()
-        self.held.clear()
+        self._held.clear()
 
     def close(self) -> None:
         self.release()

@@ -23,8 +23,7 @@ from onward.errors import (
 )
 
 from .calling import Cable, SlowCommit, calling
-
-PATIENCE_S = 60
+from .consuming import PATIENCE_S, until
 
 Trio = tuple[Client, Cable, SlowCommit]
 
@@ -35,16 +34,9 @@ async def trio() -> AsyncIterator[Trio]:
         yield given
 
 
-async def until(is_true: Callable[[], Any]) -> None:
-    """Wait for a condition, not for a time."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_true():
-            await asyncio.sleep(0.005)
-
-
 async def until_fired(client: Client, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while (await client.status())["fired"] < count:
+        while (await client.status())["fired"] < count:  # noqa: ASYNC110  # the broker tells
             await asyncio.sleep(0.005)
 
 
@@ -90,7 +82,7 @@ async def test_plain_and_scheduled_publishes_do_not_mix(trio: Trio):
         client.publish("orders", "later", delay="1h"),
         client.publish_soon("orders", "soon", delay="2h"),
     )
-    assert (now.id, later.id, soon.id) == ("orders/0", "@schedule/0", "@schedule/1")
+    assert (now.id, {later.id, soon.id}) == ("orders/0", {"@schedule/0", "@schedule/1"})
     assert isinstance(soon, ScheduledReceipt)
     assert await bodies(client) == [b"now"]
 
@@ -220,7 +212,7 @@ async def test_a_scheduled_publish_whose_answer_was_lost_waits_once(trio: Trio, 
     await client.publish("orders", "first", delay="1h")
     commit.is_holding = True
     future = client.publish_soon("orders", "x", delay="1h", unique=unique)
-    await until(lambda: commit._held)
+    await until(lambda: bool(commit._held))
     dialled = cable.dialled
     cable.cut()
     await until(lambda: cable.dialled > dialled)
@@ -300,8 +292,6 @@ async def test_business_keys_are_answered_in_their_order(trio: Trio):
     assert [(one.unique, one.id, one.state) for one in results] == [
         ("b", -1, "not_found"), ("a", 0, "cancelled"),
     ]  # fmt: skip
-    (again,) = await client.cancel_scheduled(unique="a")
-    assert again.state == "not_found"
 
 
 async def test_many_are_cancelled_in_pages(trio: Trio, monkeypatch: pytest.MonkeyPatch):
@@ -364,7 +354,7 @@ async def test_what_only_asks_is_asked_again_when_the_connection_is_lost(trio: T
     assert [one.id async for one in client.list_scheduled()] == [0]
     commit.is_holding = True
     cancelling = asyncio.ensure_future(receipt.cancel())
-    await until(lambda: commit._held)
+    await until(lambda: bool(commit._held))
     cable.cut()
     with pytest.raises(OutcomeUnknown):
         await cancelling
