@@ -24,6 +24,7 @@ from onward.client.app_run import STOP_MS, AppRun
 from onward.client.client import Client, connect
 from onward.client.options import ConsumeOptions
 from onward.client.receipt import Receipt
+from onward.client.scheduled import ScheduledReceipt
 from onward.client.signals import on_signals
 from onward.client.sync import SyncClient
 from onward.client.topics import Duration, duration_ms
@@ -177,9 +178,10 @@ class App:
             raise NotConnected("this app does not run")
         return self._sync
 
-    async def publish(self, topic: str, body: object, **options: Any) -> Receipt:
+    async def publish(self, topic: str, body: object, **options: Any) -> Receipt | ScheduledReceipt:
         """Publish with the client of this App: `app.mq.publish`."""
-        return await self.mq.publish(topic, body, **options)
+        receipt: Receipt | ScheduledReceipt = await self.mq.publish(topic, body, **options)
+        return receipt
 
     def stop(self) -> None:
         """Stop gracefully; from any thread, also from inside a function."""
