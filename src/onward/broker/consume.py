@@ -195,7 +195,15 @@ class Consuming:
         if member is None:
             return False
         self._leave(member, is_lost=False)
-        self._say_end(member, "cancelled", "cancelled by the client")
+
+        def say(error: OnwardError | None = None) -> None:
+            self._say_end(member, "cancelled", "cancelled by the client")
+
+        if member.crew.group.record.at_most_once:
+            # What is finished for it and on its way comes before the end.
+            self.outcomes.when_durable(say)
+        else:
+            say()
         return True
 
     def resume(self, session: Session) -> None:

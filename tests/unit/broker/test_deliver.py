@@ -310,7 +310,7 @@ async def test_readers_that_read_go_on_when_those_that_do_not_are_dropped(
     dead.say_read("orders")
     await turns()
     request_id = alive.say_read("orders")
-    for _ in range(5):
+    for _ in range(4):
         await turns()
         assert alive.bodies(request_id) == []
         clock.advance(5_000)
