@@ -26,6 +26,7 @@ from onward.errors import InvalidRequest
 from onward.settings import (
     AuthSettings,
     LogSettings,
+    ScheduleSettings,
     ServerSettings,
     Settings,
     Token,
@@ -100,8 +101,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return raw
 
 
+TABLES = ("server", "log", "topics", "schedule", "auth")
+
+
 def _list_settings() -> Iterator[Setting]:
-    for table in ("server", "log", "topics", "auth"):
+    for table in TABLES:
         kind = type(getattr(_DEFAULTS, table))
         for key, annotated in get_type_hints(kind, include_extras=True).items():
             default = getattr(getattr(_DEFAULTS, table), key)
@@ -148,7 +152,7 @@ def load(
     >>> settings.log.retention_ms, settings.sources["server.port"]
     (2592000000, 'flag --server.port')
     """
-    values: dict[str, dict[str, object]] = {"server": {}, "log": {}, "topics": {}, "auth": {}}
+    values: dict[str, dict[str, object]] = {table: {} for table in TABLES}
     sources: dict[str, str] = {}
     for setting, raw, source in _given(path, environ or {}, flags or {}):
         try:
@@ -160,6 +164,7 @@ def load(
         server=msgspec.convert(values["server"], ServerSettings),
         log=msgspec.convert(values["log"], LogSettings),
         topics=msgspec.convert(values["topics"], TopicSettings),
+        schedule=msgspec.convert(values["schedule"], ScheduleSettings),
         auth=msgspec.convert(values["auth"], AuthSettings),
         sources=sources,
     )

@@ -25,5 +25,9 @@ BENCHES: Final = {
     "backlog": "20 M messages behind: 50 members that join and leave, and a steady group",
     "ordered": "100,000 keys, 64 members, each key in order, beside a shared group",
     "fair": "how long tenants wait while another floods 1,000 times as much, and without it",
+    "delay-load": "10 M messages scheduled over two years: accepted/s, memory, restart",
+    "delay-lateness": "how late messages are in a consumer's hands, 10,000 due per second",
+    "delay-burst": "500,000 due in one millisecond: until the last is in a consumer's hands",
+    "delay-cancel": "cancels with 1 M messages waiting, every answer checked against the topic",
 }
 """Name and one line about every benchmark; `publish-sync` is the module `publish_sync`."""

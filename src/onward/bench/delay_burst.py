@@ -103,6 +103,8 @@ async def _burst(server: Server, count: int) -> Burst:
         check_in_time(server, due_at_ms)
         async with asyncio.timeout(due_at_ms / 1000 - time.time() + LATE_S_MAX):
             await _consume(mq, burst)
+        stored = (await mq.topic(TOPIC)).next_offset
+        assert burst.count == stored == count, f"{burst.count} of {count} came, {stored} fired"
         burst.server_mb = server.highest_mb()
     return burst
 

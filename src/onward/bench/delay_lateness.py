@@ -182,6 +182,7 @@ async def measure(contender: Contender, server: Server) -> Lateness:
         check_in_time(server, start_ms)
         async with asyncio.timeout(start_ms / 1000 - time.time() + contender.seconds + LATE_S_MAX):
             await system.consume(lateness.take)
+        assert len(lateness.late_ns) == count, f"{len(lateness.late_ns)} of {count} came"
         lateness.server_mb = server.highest_mb()
     return lateness
 

@@ -104,9 +104,10 @@ def run(options: Options) -> Report:
                 options.say(f"scheduled: {stage.details()}")
             settings = server.settings
             server.kill()
-        ready_s, waiting = _restart(place)
+        ready_s, waiting, stored = _restart(place)
         options.say(f"ready {ready_s:.2f} s after the start, {waiting:,} messages wait")
-        assert waiting >= count, f"only {waiting} of {count} messages wait"
+        # Each of them, and none twice: nothing is due yet.
+        assert waiting == stored >= count, f"{waiting} messages wait, {stored} were scheduled"
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     finally:
         if not options.keep:
@@ -159,18 +160,19 @@ def _rate(server: Server, speakers: "list[Speaker] | list[ScheduleSpeaker]", cou
     return load.per_second * MESSAGES
 
 
-def _restart(place: Path) -> tuple[float, int]:
-    """Return how long the start takes, and how many messages wait then."""
+def _restart(place: Path) -> tuple[float, int, int]:
+    """Return how long the start takes, how many messages wait then, and how many were scheduled."""
     started_at = time.perf_counter()
     with running("onward", place=place) as server:
         publish_one(server.port)
         elapsed = time.perf_counter() - started_at
-        return elapsed, uvloop.run(_waiting(server))
+        return elapsed, *uvloop.run(_waiting(server))
 
 
-async def _waiting(server: Server) -> int:
+async def _waiting(server: Server) -> tuple[int, int]:
     async with onward.connect(f"127.0.0.1:{server.port}") as mq:
-        return int((await mq.status())["scheduled"])
+        stored = (await mq.topic("@schedule")).next_offset
+        return int((await mq.status())["scheduled"]), stored
 
 
 def _repeated(word: int, count: int) -> int:

@@ -39,7 +39,14 @@ from onward.clock import Clock, SystemClock
 from onward.delivery.group import Groups
 from onward.delivery.record import GroupRecord
 from onward.delivery.trace import decode_row
-from onward.errors import DiskFull, InvalidRequest, OnwardError, Overloaded, Stopping
+from onward.errors import (
+    Corruption,
+    DiskFull,
+    InvalidRequest,
+    OnwardError,
+    Overloaded,
+    Stopping,
+)
 from onward.log.disk import Disk, OsDisk
 from onward.log.index import ROW, Row, Rows, RowsFile
 from onward.log.log import DiskFailed, Log, LogLimits
@@ -296,6 +303,8 @@ class Broker:
         self.failure = error
         if isinstance(error, DiskFailed):
             logger.critical("the disk failed, nothing more is answered: %s", error)
+        elif isinstance(error, Corruption):
+            logger.critical("what is stored is damaged, nothing more is answered: %s", error)
         else:
             logger.critical("this is a bug, nothing more is answered", exc_info=error)
         self.publishing.is_stopping = True

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onward.broker.joining import on_loop
-from onward.broker.recurring_runs import RecurringRuns
-from onward.errors import AlreadyExists, InvalidRequest, OnwardError, Unavailable
+from onward.broker.recurring_runs import CHANGED, RecurringRuns
+from onward.errors import AlreadyExists, InvalidRequest, OnwardError, Stopping, Unavailable
 from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch, encode_batch
 from onward.schedule.record import Record
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onward.schedule")
 
 ROUND_MAX = 1_000
+NAMES_MAX = 10_000
+"""So many numbers and keys are decided in one round at most: nothing fires meanwhile."""
 BOTH = (True, True)
 State = Literal["waiting", "cancelled", "replaced", "fired", "unknown"]
 
@@ -127,6 +129,8 @@ class Deciding:
             # A key may stand for a number that is named as well: those wait for each other.
             if some and (names & named or _kind(asked) != _kind(some[0]) or _kind(asked) == BOTH):
                 break
+            if some and len(named) + len(names) > NAMES_MAX:
+                break
             named |= names
             some.append(self._asked.pop(0))
         return some
@@ -191,6 +195,8 @@ class Deciding:
         def begin(told: Callable[[OnwardError | None], None]) -> None:
             def both(error: OnwardError | None) -> None:
                 done(error)
+                if error is None and asked.cause != CHANGED:
+                    self.recurring.cancelled(waiting)
                 told(None)
 
             self._broker.consuming.record([row], both)
@@ -237,9 +243,8 @@ class Deciding:
             done(number, error)
 
         self._broker.publishing.publish_inside(
-            self._scheduling.inside, self._intake.topic(), batch, count=1, producer_id=0,
-            sequence=0, done=stored,
-        )  # fmt: skip
+            self._scheduling.inside, self._intake.topic(), batch, count=1, done=stored
+        )
 
     # --- publishes under business keys -------------------------------------------------------
 
@@ -310,6 +315,9 @@ class Deciding:
         if self._round is not None:
             self._round.cancel()
             await asyncio.wait([self._round])
+        asked, self._asked = self._asked, []
+        for one in asked:
+            self._refuse(one, Stopping("the broker is stopping"))
 
 
 def _kind(asked: _Asked) -> tuple[bool, bool]:

@@ -23,6 +23,7 @@ import msgspec
 from onward.errors import Conflict, InvalidRequest
 from onward.message.batch import batches_of
 from onward.message.entry import Entry, Kind
+from onward.schedule.state import FIRED
 
 if TYPE_CHECKING:
     from onward.broker.collected import Staged
@@ -119,7 +120,7 @@ class Producers:
             return
         offset = entry.base_offset
         for _, header in batches_of(body, 0, entry.body_bytes):
-            if header.producer_id:
+            if header.producer_id and header.producer_id != FIRED:
                 self.record(header.producer_id, header.sequence, offset, entry.index)
             offset += header.count
 

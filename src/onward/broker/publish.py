@@ -47,7 +47,7 @@ from onward.message.entry import Draft, Entry, Kind
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind as FrameKind
 from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
-from onward.schedule.state import SCHEDULE_TOPIC
+from onward.schedule.state import FIRED, SCHEDULE_TOPIC
 from onward.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class Publishing(Changes):
             topic, durability, start = self._route(payload)
             header = check_batch(payload, start)
             producer_id, sequence = header.producer_id, header.sequence
+            if producer_id == FIRED:
+                raise InvalidRequest(f"producer id {FIRED} is that of the broker itself")
             if producer_id:
                 stored = self._producers.find(producer_id, sequence)
                 if stored is not None:
@@ -188,11 +190,10 @@ class Publishing(Changes):
             waiter.refuse(waiter_id, error)
 
     def publish_inside(
-        self, inside: Inside, topic: Topic, batch: bytes, *, count: int, producer_id: int,
-        sequence: int, done: Receipt,
-    ) -> None:  # fmt: skip
+        self, inside: Inside, topic: Topic, batch: bytes, *, count: int, done: Receipt
+    ) -> None:
         """Publish a batch of the broker itself; it is written with the next commit."""
-        publish = (inside, inside.expect(done), batch, count, producer_id, sequence, _DISK)
+        publish = (inside, inside.expect(done), batch, count, 0, 0, _DISK)
         inside.unanswered_bytes += len(batch)
         self.collect(topic, [publish], len(batch), _DISK)
         self._commit_soon()
@@ -259,8 +260,14 @@ class Publishing(Changes):
             raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
         raise InvalidRequest(f"durability {asked} does not exist")
 
-    def create_on_use(self, name: str, done: Callable[[OnwardError | None], None]) -> Topic:
-        """Return the new topic for a name that nobody used, or say why it cannot be written."""
+    def create_on_use(
+        self, name: str, done: Callable[[OnwardError | None], None], *,
+        even_beyond_count: bool = False,
+    ) -> Topic:  # fmt: skip
+        """Return the new topic for a name that nobody used, or say why it cannot be written.
+
+        `even_beyond_count`: what was accepted when there was room for its topic is not held up.
+        """
         if self.is_stopping or self.disk_is_full:
             raise self._unavailable()
         topic = self._catalogue.by_name.get(name)
@@ -271,7 +278,8 @@ class Publishing(Changes):
         check_topic_name(name)
         if not self._settings.topics.auto_create:
             raise UnknownTopic(f"topic {name!r} does not exist, and topics.auto_create is off")
-        return self.create_topic(self.new_record(name), done=done)
+        record = self.new_record(name, is_limited=not even_beyond_count)
+        return self.create_topic(record, done=done)
 
     def _check_size(
         self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader, limit: int

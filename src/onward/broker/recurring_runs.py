@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from onward.errors import OnwardError
 from onward.schedule.record import Record
-from onward.schedule.recurring import Recurring
+from onward.schedule.recurring import LATE_MS_MAX, Recurring
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -31,6 +31,7 @@ logger = logging.getLogger("onward.schedule")
 
 PREFIX = "@recurring/"
 AGAIN_S = 5.0
+CHANGED = "the recurring schedule was changed"
 
 
 class RecurringRuns:
@@ -41,8 +42,10 @@ class RecurringRuns:
         self._scheduling = scheduling
         self._deciding = deciding
         self._loop = asyncio.get_running_loop()
-        self._planned: set[str] = set()
-        """Those whose next run waits or is on its way."""
+        self._planned: dict[str, int] = {}
+        """Those whose next run waits or is on its way, and its number, if that is known."""
+        self._past_ms: dict[str, int] = {}
+        """Of each the latest run that has fired, or that somebody cancelled: the next is later."""
         self._on_the_way: dict[str, list[Callable[[], None]]] = {}
         """Those whose next run is being stored, and who waits for that."""
         self._stored: Counter[str] = Counter()
@@ -75,8 +78,20 @@ class RecurringRuns:
         for unique in uniques:
             if unique is not None and unique.startswith(prefix):
                 name = unique[len(prefix) :].decode("utf-8", "surrogateescape")
-                self._planned.discard(name)
-                self._plan(name)
+                self._pass(name)
+
+    def cancelled(self, numbers: Iterable[int]) -> None:
+        """Schedule the next runs of those that somebody has cancelled."""
+        if self._planned:
+            gone = set(numbers)
+            for name in [one for one, number in self._planned.items() if number in gone]:
+                self._pass(name)
+
+    def _pass(self, name: str) -> None:
+        """A run is over: the next one is later."""
+        self._past_ms[name] = self._scheduling.state.last_runs.get(name, 0)
+        self._planned.pop(name, None)
+        self._plan(name)
 
     def _look(self, record: Recurring) -> None:
         """Find out whether a run waits; one that is too late may be dropped."""
@@ -89,9 +104,9 @@ class RecurringRuns:
 
         now_ms = self._broker.clock.now_ms()
         last_ms = self._scheduling.state.last_runs.get(record.name)
-        is_stale = (
-            last_ms is not None and last_ms < now_ms and not record.runs_due(last_ms - 1, now_ms)
-        )
+        # The run that waits is judged, not a later one that was missed as well.
+        is_late = last_ms is not None and now_ms - last_ms > LATE_MS_MAX
+        is_stale = is_late and record.catch_up == "none"
         if last_ms is None:
             self._plan(record.name)
         elif is_stale or record.paused:
@@ -106,14 +121,12 @@ class RecurringRuns:
                 places = await self._scheduling.files.look_up([], [PREFIX + record.name])
             place = places.by_unique.get(PREFIX + record.name)
             state = self._scheduling.state
-            waits = place is not None and not (
-                state.is_gone(place.number)
-                or state.has_fired(place.topic, place.at_ms, place.number)
-            )
-            if waits:
-                self._planned.add(record.name)
-            else:
+            if place is None or state.is_gone(place.number):
                 self._plan(record.name)
+            elif state.has_fired(place.topic, place.at_ms, place.number):
+                self._pass(record.name)
+            else:
+                self._planned[record.name] = place.number
 
         task = self._loop.create_task(look())
         task.add_done_callback(self._looked)
@@ -129,22 +142,21 @@ class RecurringRuns:
             return
         if self._broker.publishing.is_stopping:
             return
-        now_ms = self._broker.clock.now_ms()
-        after_ms = max(now_ms, self._scheduling.state.last_runs.get(name, 0), record.start_ms)
+        after_ms = max(self._scheduling.now_ms(), self._past_ms.get(name, 0), record.start_ms)
         run = Record(
             number=0, at_ms=0, due_at_ms=0, topic=record.topic, body=record.body,
             key=record.key, headers=dict(record.headers) if record.headers else None,
             tag=record.tag, trace_id=record.trace_id, priority=record.priority,
             tenant=record.tenant, unique=PREFIX + name,
         )  # fmt: skip
-        self._planned.add(name)
-
+        self._planned[name] = -1
         self._on_the_way[name] = []
 
         def stored(number: int, error: OnwardError | None) -> None:
             self._stored[name] += 1
+            self._planned[name] = number
             if error is not None:
-                self._planned.discard(name)
+                del self._planned[name]
                 self._loop.call_later(AGAIN_S, self._plan, name)
             for go_on in self._on_the_way.pop(name):
                 go_on()
@@ -167,10 +179,10 @@ class RecurringRuns:
             elif self._stored[name] != stored:
                 again()
             else:
-                self._planned.discard(name)
+                self._planned.pop(name, None)
                 then()
 
         self._deciding.cancel(
             numbers=[], uniques=[PREFIX + record.name], answer=answered,
-            cause="the recurring schedule was changed",
+            cause=CHANGED,
         )  # fmt: skip

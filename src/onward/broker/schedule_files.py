@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from onward.errors import Corruption, OnwardError, Unavailable
@@ -25,7 +25,8 @@ from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.columns import Column
 from onward.message.entry import entry_heads
 from onward.schedule.aside import NICE, Aside, BuildPlan, MergePlan, Plan, perform
-from onward.schedule.order import BEFORE_ALL, Moment, Rows, TailPart, Taken, accepted_rows
+from onward.schedule.layout import ROWS_MAX
+from onward.schedule.order import BEFORE_ALL, Moment, Part, Rows, TailPart, Taken, accepted_rows
 from onward.schedule.record import Record, Records, records_of
 from onward.schedule.run import Run, Waiting
 from onward.schedule.state import SCHEDULE_TOPIC
@@ -41,6 +42,8 @@ logger = logging.getLogger("onward.schedule")
 TAIL_ROWS_MAX = 65_536
 TAIL_BYTES_MAX = 32 << 20
 READ_BYTES_MAX = 512 << 10
+FIRST_ROWS = 16
+STEP_ROWS_MAX = 16_384
 MERGED_RUNS = 8
 TIER_ROWS = 65_536
 BUILDS_PER_CHECKPOINT = 8
@@ -50,6 +53,14 @@ RUNS_MAX = 256
 """With so many tails or runs, nothing is accepted until there are fewer."""
 FAILED_PAUSE_MS = 10_000
 LOOK_EVERY_MS = 60_000
+
+
+class TooLarge(Exception):
+    """What was taken has too many bytes; `count` messages of it were enough."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} messages are enough")
+        self.count = count
 
 
 class Places(NamedTuple):
@@ -90,7 +101,12 @@ class ScheduleFiles:
         for name in sorted(unknown):
             disk.remove(f"{folder}/{name}")
         for name in state.runs:
-            self._add_run(name, Run.open(disk, f"{folder}/{name}"))
+            try:
+                self._add_run(name, Run.open(disk, f"{folder}/{name}"))
+            except FileNotFoundError:
+                raise Corruption(
+                    f"{folder}/{name} is missing: scheduled messages wait in it"
+                ) from None
         tail = _Tail(state.built_end)
         topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
         if topic is not None:
@@ -143,28 +159,32 @@ class ScheduleFiles:
             self._add_tail(_Tail(self._tails[-1].part.number_end))
         self._tails[-1].add(accepted)
 
-    def forget_uniques(self, uniques: Iterable[bytes | None]) -> None:
-        """What has fired waits under its business key no longer."""
-        for unique in uniques:
-            if unique is not None:
-                for tail in self._tails:
-                    tail.uniques.pop(unique.decode("utf-8", "surrogateescape"), None)
-
     # --- what fires --------------------------------------------------------------------------
 
-    async def records(self, taken: Taken) -> Records:
-        """Return the messages of rows that were taken, in the order in which they fire."""
+    async def records(self, taken: Taken, *, bytes_max: int | None = None) -> Records:
+        """Return the messages of rows that were taken, in the order in which they fire.
+
+        Raises `TooLarge` when they have more than `bytes_max` bytes: they are not all read then.
+        """
         gathered = Records.empty()
+        size, step = 0, FIRST_ROWS
         for part, rows in taken.slices:
-            if isinstance(part, Run):
-                run = part
-                some = await self._broker.in_thread(lambda: run.records_of(rows))  # noqa: B023
-            else:
-                some = await self._from_log(list(rows.numbers))
-            gathered.extend(some)
-        if len(taken.slices) > 1 or not isinstance(taken.slices[0][0], Run):
-            gathered = gathered.select(list(taken.places)) if len(taken.slices) > 1 else gathered
-        return gathered
+            start = 0
+            while start < len(rows):
+                some = await self._records_of(part, rows[start : start + step])
+                gathered.extend(some)
+                start += step
+                size += sum(some.sizes())
+                if bytes_max is not None and size > bytes_max and gathered.count < len(taken):
+                    raise TooLarge(gathered.count)
+                # Few at first: nobody knows how large they are. Then more, while they are small.
+                step = min(step * 4, STEP_ROWS_MAX) if size < READ_BYTES_MAX else step
+        return gathered.select(list(taken.places)) if len(taken.slices) > 1 else gathered
+
+    async def _records_of(self, part: Part, rows: Rows) -> Records:
+        if isinstance(part, Run):
+            return await self._broker.in_thread(lambda: part.records_of(rows))
+        return await self._from_log(list(rows.numbers))
 
     async def _from_log(self, numbers: list[int]) -> Records:
         """Return messages that wait in the log only, in the order of `numbers`."""
@@ -225,7 +245,8 @@ class ScheduleFiles:
                 if tail.holds(number):
                     by_number[number] = tail.place_of(number)
         runs = list(self._runs.values())
-        missing = [one for one in numbers if one not in by_number]
+        # In order: then each block of an index is read once, however many rows are asked for.
+        missing = sorted(one for one in numbers if one not in by_number)
         unseen = [one for one in uniques if one not in by_unique]
 
         def read() -> None:
@@ -357,18 +378,18 @@ class ScheduleFiles:
         state = self._scheduling.state
         plan = BuildPlan(
             path=self._new_path(), topic=topic.number, files=tuple(files), pieces=tuple(pieces),
-            cursors=self._cursors(), cancelled=self._gone(),
+            start=start, end=end, cursors=self._cursors(), cancelled=self._gone(),
         )  # fmt: skip
         summary = await self._perform(plan, is_urgent=len(self._tails) > TAILS_PER_BUILD)
         async with self._scheduling.lock:
             self._scheduling.take_in()
             opened = await self._open_runs(summary)
+            # Together: neither a checkpoint nor the order may see one without the other.
+            self._scheduling.order.exchange([tail.part for tail in tails], list(opened.values()))
             for tail in tails:
-                self._scheduling.order.remove(tail.part)
                 self._tails.remove(tail)
-            names = await self._use(opened)
-            # Together: a checkpoint must never see one without the other.
-            state.runs = [*state.runs, *names]
+            self._runs |= opened
+            state.runs = [*state.runs, *opened]
             state.built_end = end
         self._builds += 1
         now_ms = self._broker.clock.monotonic_ms()
@@ -383,6 +404,11 @@ class ScheduleFiles:
             return fired[:MERGED_RUNS]
         tiers: dict[int, list[str]] = {}
         for name, run in self._runs.items():
+            if run.rows_total >= ROWS_MAX // 2:
+                # As large as one becomes: it is written again when most of it has fired.
+                if run.count * 2 < run.rows_total:
+                    return [name]
+                continue
             tier = (max(run.rows_total, 1) // TIER_ROWS).bit_length() // 3
             tiers.setdefault(tier, []).append(name)
         for names in tiers.values():
@@ -404,12 +430,11 @@ class ScheduleFiles:
         async with self._scheduling.lock:
             self._scheduling.take_in()
             opened = await self._open_runs(summary)
+            self._scheduling.order.exchange(runs, list(opened.values()))
             for name in names:
-                run = self._runs.pop(name)
-                self._scheduling.order.remove(run)
-                run.close()
-            merged = await self._use(opened)
-            state.runs = [*(one for one in state.runs if one not in names), *merged]
+                self._runs.pop(name).close()
+            self._runs |= opened
+            state.runs = [*(one for one in state.runs if one not in names), *opened]
             self._garbage += names
         await self._note()
 
@@ -433,19 +458,18 @@ class ScheduleFiles:
             raise Unavailable("the broker has failed")
         return perform(plan, self._log.disk)
 
-    async def _open_runs(self, summary: RunSummary) -> list[Run]:
-        disk = self._log.disk
-        return [
-            await self._broker.in_thread(lambda: Run.open(disk, path))  # noqa: B023
-            for path in summary.paths
-        ]
+    async def _open_runs(self, summary: RunSummary) -> dict[str, Run]:
+        """Open runs, each standing where the order is; who calls holds the lock."""
+        disk, last = self._log.disk, self._scheduling.order.last
 
-    async def _use(self, runs: list[Run]) -> list[str]:
-        """Let runs take part in the order, and return their names; who calls holds the lock."""
-        names = [run.path.rsplit("/", 1)[-1] for run in runs]
-        for name, run in zip(names, runs, strict=True):
-            await self._broker.in_thread(lambda: self._add_run(name, run))  # noqa: B023
-        return names
+        def open_all() -> dict[str, Run]:
+            opened = {}
+            for path in summary.paths:
+                run = opened[path.rsplit("/", 1)[-1]] = Run.open(disk, path)
+                run.seek(last)
+            return opened
+
+        return await self._broker.in_thread(open_all)
 
     def _add_run(self, name: str, run: Run) -> None:
         self._runs[name] = run
@@ -505,8 +529,10 @@ class ScheduleFiles:
     async def close(self) -> None:
         """End the work under way, and close the files."""
         tasks = [task for task in (self._building, self._merging) if task is not None]
-        for task in tasks:
-            task.cancel()
+        async with self._noting:
+            # A checkpoint that is being written is written to its end.
+            for task in tasks:
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         for child in self._children:

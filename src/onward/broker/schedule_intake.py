@@ -80,9 +80,11 @@ class ScheduleIntake:
         except ProtocolError as error:
             raise InvalidRequest(f"the scheduled batch is not understood: {error}") from None
         self._check_times(accepted.due_at_ms)
-        for name in set(accepted.topics):
-            self._check_target(name)
         _check_uniques(accepted)
+        missing = [name for name in set(accepted.topics) if not self._has_target(name)]
+        for name in sorted(missing):
+            # Last: what is refused leaves nothing behind.
+            self._broker.publishing.create_on_use(name, lambda error: None)
         return accepted
 
     def _check_times(self, due_at_ms: Sequence[int]) -> None:
@@ -95,13 +97,15 @@ class ScheduleIntake:
         if NO_INSTANT in due_at_ms:
             raise InvalidRequest("each scheduled message has a time")
 
-    def _check_target(self, name: str) -> None:
+    def _has_target(self, name: str) -> bool:
+        """Tell whether a topic is there; raise when nothing can ever fire to it."""
         check_topic_name(name)
         topic = self._broker.catalogue.by_name.get(name)
         if topic is None or topic.ending:
-            self._broker.publishing.create_on_use(name, lambda error: None)
-        elif not topic.is_open:
+            return False
+        if not topic.is_open:
             raise Forbidden(f"topic {name!r} is {topic.record.rule}: it cannot be written")
+        return True
 
     def take(self, publish: Publish, accepted: Accepted) -> None:
         """Store a batch that was checked, as soon as there is room for what waits."""
@@ -175,7 +179,6 @@ class ScheduleIntake:
         """Take note of what has just fired: a recurring schedule has its next run."""
         uniques = records.optional.get(Column.UNIQUES)
         if uniques is not None:
-            self._scheduling.files.forget_uniques(uniques)
             self.deciding.recurring.fired(uniques)
 
 

@@ -19,6 +19,7 @@ from onward.broker.replies import Operation, reply, reply_when_done
 from onward.errors import Conflict, InvalidRequest, OnwardError, Unavailable
 from onward.log.log import Span
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
+from onward.message.columns import Column
 from onward.message.entry import entry_heads
 from onward.protocol.payloads import decode_fields
 from onward.schedule.order import BEFORE_ALL, Moment
@@ -36,8 +37,10 @@ LIMIT_MAX = 1_000
 SCANNED_MAX = 500_000
 """So many rows at most are gone through for one calendar; beyond, hours of whole runs count."""
 SCAN_STEP = 8_192
+SCAN_BYTES_MAX = 8 << 20
 FIRED_BYTES_MAX = 64 << 20
-RECURRING_MAX = 10_000
+RECURRING_MAX = 1_000
+BODY_BYTES_SHOWN = 4_096
 STEPS_MAX = 10_000
 _FOREVER_MS = 2**62
 
@@ -103,6 +106,7 @@ class ScheduleRequests:
         self._broker = broker
         self._scheduling = broker.scheduling
         self._tasks: set[asyncio.Task[None]] = set()
+        self._scan_rows = 64
         self.operations: dict[str, Operation] = {
             "schedule.cancel": self._cancel,
             "schedule.move": self._move,
@@ -232,32 +236,33 @@ class ScheduleRequests:
         while len(found) < wanted.limit and scanned < SCANNED_MAX and not is_end:
             records = await self._waiting(after, until_ms)
             is_end = records.count == 0
-            for record in records:
-                after = (record.at_ms, record.number)
+            for row in range(records.count):
+                after = (records.at_ms[row], records.numbers[row])
                 scanned += 1
-                if self._is_wanted(record.number, record.topic, record.key, wanted):
-                    found.append(
-                        {
-                            "id": record.number, "at_ms": record.at_ms, "topic": record.topic,
-                            "due_at_ms": record.due_at_ms, "key": record.key,
-                            "unique": record.unique, "bytes": len(record.body),
-                        }
-                    )  # fmt: skip
+                if self._is_wanted(records, row, wanted):
+                    found.append(_listed(records, row))
                     if len(found) == wanted.limit:
                         break
         reply(session, request_id, {"scheduled": found, "next": None if is_end else list(after)})
 
-    def _is_wanted(self, number: int, topic: str, key: str | None, wanted: List) -> bool:
-        if self._scheduling.state.is_gone(number):
+    def _is_wanted(self, records: Records, row: int, wanted: List) -> bool:
+        state, number, topic = self._scheduling.state, records.numbers[row], records.topics[row]
+        # A start at an earlier time finds what has fired among what is not due yet.
+        if state.has_fired(topic, records.at_ms[row], number) or state.is_gone(number):
             return False
-        return (not wanted.topic or topic == wanted.topic) and (not wanted.key or key == wanted.key)
+        key = _text(records, Column.KEYS, row)
+        return wanted.topic in ("", topic) and wanted.key in ("", key)
 
     async def _waiting(self, after: Moment, until_ms: int) -> Records:
         async with self._scheduling.lock:
             self._scheduling.take_in()
-            return await self._scheduling.files.peek(
-                after=after, until_ms=until_ms, limit=SCAN_STEP
+            records = await self._scheduling.files.peek(
+                after=after, until_ms=until_ms, limit=self._scan_rows
             )
+        # So many the next time that a look holds a bounded number of bytes.
+        fitting = SCAN_BYTES_MAX * records.count // max(1, sum(records.sizes()))
+        self._scan_rows = max(16, min(fitting, self._scan_rows * 4, SCAN_STEP))
+        return records
 
     # --- the calendar ------------------------------------------------------------------------
 
@@ -283,7 +288,8 @@ class ScheduleRequests:
             for at_ms, number, topic in zip(
                 records.at_ms, records.numbers, records.topics, strict=True
             ):
-                if (not wanted.topic or topic == wanted.topic) and not state.is_gone(number):
+                is_waiting = not state.is_gone(number) and not state.has_fired(topic, at_ms, number)
+                if is_waiting and wanted.topic in ("", topic):
                     steps[(at_ms - wanted.from_ms) // wanted.step_ms] += 1
                     topics[topic] += 1
             after = (records.at_ms[-1], records.numbers[-1])
@@ -341,6 +347,8 @@ class ScheduleRequests:
         now_ms = self._broker.clock.now_ms()
         last_ms = self._scheduling.state.last_runs.get(record.name, 0)
         next_ms = last_ms if last_ms > now_ms else record.next_run(now_ms)
+        if len(record.body) > BODY_BYTES_SHOWN:
+            record = msgspec.structs.replace(record, body=record.body[:BODY_BYTES_SHOWN])
         told: dict[str, object] = msgspec.to_builtins(record)
         return told | {"next_at_ms": 0 if record.paused else next_ms}
 
@@ -374,6 +382,25 @@ class ScheduleRequests:
             session.refuse(request_id, error)
 
         task.add_done_callback(ended)
+
+
+def _text(records: Records, kind: int, row: int) -> str | None:
+    """Return one text of a column, as far as it is text: any bytes may have been published."""
+    values = records.optional.get(kind)
+    value = None if values is None else values[row]
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _listed(records: Records, row: int) -> dict[str, object]:
+    return {
+        "id": records.numbers[row],
+        "at_ms": records.at_ms[row],
+        "topic": records.topics[row],
+        "due_at_ms": records.due_at_ms[row],
+        "key": _text(records, Column.KEYS, row),
+        "unique": _text(records, Column.UNIQUES, row),
+        "bytes": len(records.bodies[row]),
+    }
 
 
 def _one(number: int | None, unique: str | None) -> tuple[list[int], list[str]]:

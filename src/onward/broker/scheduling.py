@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from onward.broker.inside import Inside
 from onward.broker.joining import on_loop
 from onward.broker.outcomes import Done
-from onward.broker.schedule_files import ScheduleFiles
+from onward.broker.schedule_files import ScheduleFiles, TooLarge
 from onward.broker.schedule_intake import Accepted, ScheduleIntake
 from onward.errors import Corruption, InvalidRequest, OnwardError
 from onward.schedule.order import Order, Taken
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onward.schedule")
 
-STEP_ROWS_MIN = 64
+STEP_ROWS_MIN = 16
 STEP_ROWS_MAX = 16_384
 STEP_BYTES_MAX = 4 << 20
 BATCH_BYTES_MAX = 512 << 10
@@ -61,6 +61,8 @@ class Scheduling:
         self.lock = asyncio.Lock()
         self.inside = Inside()
         self.order = Order(last=state.last)
+        # Whatever the clock says: what is scheduled from now on comes after what has been taken.
+        broker.publishing.time_ms_min = max(0, state.last[0])
         self.files = ScheduleFiles(broker, self)
         self.intake = ScheduleIntake(broker, self)
         self._arrived: list[Accepted] = []
@@ -125,7 +127,7 @@ class Scheduling:
             self.files.tend()
         self.abandon()
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         """Return the time up to which messages are due."""
         clock = self._broker.clock
         jump_ms = self.time.jump_ms(clock.now_ms(), clock.monotonic_ms())
@@ -141,7 +143,7 @@ class Scheduling:
         head_ms = self.order.next_ms()
         wait_s = LOOK_AGAIN_S
         if head_ms is not None:
-            wait_s = min(wait_s, (head_ms - self._now_ms()) / 1000)
+            wait_s = min(wait_s, (head_ms - self.now_ms()) / 1000)
         if wait_s <= 0 and self._broker.failure is None:
             # Others have their turn of the loop, also when much is due.
             await asyncio.sleep(0)
@@ -161,7 +163,7 @@ class Scheduling:
     def is_busy(self) -> bool:
         """Tell whether something is due, being decided, or being built or merged."""
         head_ms = self.order.next_ms()
-        is_due = head_ms is not None and head_ms <= self._now_ms()
+        is_due = head_ms is not None and head_ms <= self.now_ms()
         return is_due or bool(self._arrived) or self.lock.locked() or self.files.is_at_work
 
     async def _step(self) -> None:
@@ -169,7 +171,7 @@ class Scheduling:
         if self._broker.publishing.is_stopping or self._broker.failure is not None:
             await asyncio.sleep(LOOK_AGAIN_S)
             return
-        bound_ms = self._now_ms()
+        bound_ms = self.now_ms()
         head_ms = self.order.next_ms()
         if head_ms is None or head_ms > bound_ms:
             return
@@ -185,16 +187,21 @@ class Scheduling:
             return
         try:
             await self._fire(taken)
+        except TooLarge as enough:
+            self._step_rows = max(1, enough.count)
+            await self._broker.in_thread(lambda: self.order.give_back(taken))
         except BaseException:
             await self._broker.in_thread(lambda: self.order.give_back(taken))
             raise
 
     async def _fire(self, taken: Taken) -> None:
-        records = await self.files.records(taken)
+        records = await self.files.records(taken, bytes_max=STEP_BYTES_MAX * 4)
         size = sum(records.sizes())
         self._pace(size, len(taken))
         late_ms = self._broker.clock.now_ms() - taken.rows.at_ms[0]
-        self._step_number += 1
+        if taken.before >= self.state.step_last:
+            # Not before: what a torn step has left is a part of that step still.
+            self._step_number += 1
         pieces, waits = self._kept(records)
         waits += [on_loop(partial(self._publish, topic, some)) for topic, some in pieces]
         # All of them, so that no error is left behind: they share one commit and its end.
@@ -230,6 +237,7 @@ class Scheduling:
                 logger.warning("%d messages cannot fire: %s", kept.count, error)
                 cause = f"it could not fire: {error}"
                 cancels.append(self.intake.cancel_numbers(kept.numbers, cause=cause))
+                self.intake.deciding.recurring.cancelled(kept.numbers)
             else:
                 pieces += [(topic, piece) for piece in _in_pieces(kept)]
         return pieces, cancels
@@ -253,7 +261,9 @@ class Scheduling:
         topic = self._broker.catalogue.by_name.get(name)
         if topic is not None and not topic.ending:
             return topic
-        return self._broker.publishing.create_on_use(name, lambda error: None)
+        return self._broker.publishing.create_on_use(
+            name, lambda error: None, even_beyond_count=True
+        )
 
     def _publish(self, topic: Topic, records: Records, done: Done) -> None:
         step, last = self._step_number, (records.at_ms[-1], records.numbers[-1])
@@ -267,9 +277,8 @@ class Scheduling:
             done(error)
 
         self._broker.publishing.publish_inside(
-            self.inside, topic, batch, count=records.count, producer_id=FIRED, sequence=step,
-            done=stored,
-        )  # fmt: skip
+            self.inside, topic, batch, count=records.count, done=stored
+        )
 
     # --- all of it ---------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from onward.broker.broker import Broker
 from onward.config import check
-from onward.errors import Unavailable
+from onward.errors import Corruption, Unavailable
 from onward.log.log import DiskFailed
 from onward.settings import Settings
 
@@ -31,6 +31,7 @@ logger = logging.getLogger("onward.serve")
 
 EXIT_DISK_FAILED = 74
 EXIT_BUG = 1
+EXIT_CORRUPTION = 5
 BACKLOG = 1024
 # Kept back from connections: the log's segments, its indexes and folders are files too.
 DESCRIPTORS_KEPT = 64
@@ -59,9 +60,11 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 def exit_code(error: Exception) -> int:
     """Return how a broker that failed ends: nobody shall replace a disk for a bug of ours.
 
-    >>> exit_code(DiskFailed("no")), exit_code(KeyError("oops"))
-    (74, 1)
+    >>> exit_code(DiskFailed("no")), exit_code(Corruption("bad")), exit_code(KeyError("oops"))
+    (74, 5, 1)
     """
+    if isinstance(error, Corruption):
+        return EXIT_CORRUPTION
     return EXIT_DISK_FAILED if isinstance(error, DiskFailed) else EXIT_BUG
 
 

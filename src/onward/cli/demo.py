@@ -3,6 +3,7 @@
     1   a broker inside this process (`file:`), in a folder that is removed afterwards
     2   a real broker: `onward serve` as a process of its own, killed with SIGKILL and started again
     3   a group on it: two members share the work, one message fails, dies, is redriven, explained
+    4   messages that wait: fired, cancelled, moved, counted by the calendar; they survive as well
 
 Each line says what was done and what came of it. What does not come as promised ends the demo with
 exit 1. Nothing is left behind: no process, no file.
@@ -43,6 +44,9 @@ BODY = b'{"kind":"reading","sensor":"north-7","celsius":21.25}'
 START_S_MAX = 20.0
 BAD = 3
 """The offset of the invoice that fails."""
+DAY_MS = 86_400_000
+BIRTHDAYS = (120, 400, 260, 90, 30)
+"""How many greetings fire in a day, in two days ..."""
 
 
 @click.command()
@@ -131,6 +135,9 @@ async def _with_served(folder: str) -> None:
             await asyncio.to_thread(_repeat, port)
             _heading("a group on it: members share the work")
             await _share_work(mq)
+            _heading("messages that wait for their time")
+            await _schedule(mq)
+            await _show_calendar(mq)
             _heading("the broker dies")
             await _survive(mq, process, folder, port)
 
@@ -220,6 +227,7 @@ async def _survive(
             print_line(f"  - started it again as process {new.pid}: ready after {ready_ms:.0f} ms")
             await publishing
             await _count(mq, answers)
+            await _still_wait(mq)
             await _redrive(mq)
 
 
@@ -309,6 +317,74 @@ async def _redrive(mq: onward.Client) -> None:
     _heading(f"onward explain invoices/{BAD}")
     for line in life.lines():
         print_line(f"  {line}")
+
+
+# --- the schedule -------------------------------------------------------------------------------
+
+
+async def _schedule(mq: onward.Client) -> None:
+    """Schedule reminders; cancel one, move one, and wait for those that fire."""
+    ann = await mq.publish("reminders", "ann", delay="600ms")
+    await mq.publish("reminders", "bob", delay="1h", unique="order-8")
+    carl = await mq.publish("reminders", "carl", delay="1h")
+    _check(
+        carl.id == "@schedule/2",
+        "scheduled three reminders, durably: ann in 600 ms, bob and carl in an hour",
+    )
+    [bob] = await mq.cancel_scheduled(unique="order-8", cause="it is paid")
+    moved = await carl.reschedule(at=ann.due_at_ms + 200)
+    _check(
+        (bob.state, moved.state) == ("cancelled", "moved"),
+        "cancelled bob's by its business key, order-8, and moved carl's: right after ann's",
+    )
+    fired = await _fired(mq, 2)
+    late_ms = [message.published_at_ms - (message.due_at_ms or 0) for message in fired]
+    _check(
+        [message.text for message in fired] == ["ann", "carl"] and min(late_ms) >= 0,
+        f"ann's and carl's fired in order, none early, {max(late_ms)} ms late at most",
+    )
+    told = await ann.cancel()
+    _check(
+        (told.state, told.message_id) == ("fired", "reminders/0"),
+        f"cancelled ann's too late, and was told so: {told.state}, it is {told.message_id}",
+    )
+
+
+async def _fired(mq: onward.Client, count: int) -> list[onward.Message]:
+    """Wait for so many reminders."""
+    found: list[onward.Message] = []
+    async with asyncio.timeout(30):
+        async for message in mq.read("reminders", follow=True):
+            found.append(message)
+            if len(found) == count:
+                break
+    return found
+
+
+async def _show_calendar(mq: onward.Client) -> None:
+    """Schedule many more, over some days, and show how many fire when."""
+    now_ms = time.time_ns() // 1_000_000
+    at = [now_ms + day * DAY_MS for day, count in enumerate(BIRTHDAYS, 1) for _ in range(count)]
+    many = await mq.publish_many("birthdays", ["all the best"] * len(at), at=at)
+    calendar = await mq.calendar(topic="birthdays", end="6d", step="1d")
+    _check(
+        tuple(bar.count for bar in calendar.bars) == BIRTHDAYS,
+        f"scheduled {many.count} greetings over 5 days; the calendar, onward schedule calendar:",
+    )
+    for bar in calendar.bars:
+        day = datetime.fromtimestamp(bar.at_ms / 1_000, tz=UTC)
+        print_line(f"      {day:%Y-%m-%d}  {bar.count:>3}  {'#' * (bar.count // 10)}")
+
+
+async def _still_wait(mq: onward.Client) -> None:
+    """After the broker has died: what waits still does, and nothing came twice."""
+    calendar = await mq.calendar(topic="birthdays", end="6d", step="1d")
+    [bob] = await mq.cancel_scheduled("@schedule/1")
+    reminders = await mq.topic("reminders")
+    _check(
+        (calendar.count, bob.state, reminders.messages) == (sum(BIRTHDAYS), "cancelled", 2),
+        f"all {calendar.count} greetings still wait, bob's reminder stays cancelled",
+    )
 
 
 @contextlib.contextmanager

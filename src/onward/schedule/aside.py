@@ -59,6 +59,9 @@ class BuildPlan(msgspec.Struct, frozen=True, tag="build"):
     cursors: dict[str, Key] = {}
     cancelled: bytes = b""
     """Saved `Marks`."""
+    start: int = 0
+    end: int = 2**62
+    """Which numbers the runs are to hold: an entry may have batches before and behind them."""
 
 
 class MergePlan(msgspec.Struct, frozen=True, tag="merge"):
@@ -208,7 +211,8 @@ def _batches(plan: BuildPlan, files: list[File]) -> Iterator[ScheduledBatch]:
                 body_end = entry.body_position + entry.body_bytes
                 try:
                     for at, header in batches_of(piece, entry.body_position, body_end):
-                        yield number, entry.time_ms, memoryview(piece)[at : at + header.length]
+                        if plan.start <= number < plan.end:
+                            yield number, entry.time_ms, memoryview(piece)[at : at + header.length]
                         number += header.count
                 except ProtocolError as error:
                     raise Corruption(f"entry {entry.index} has no whole batches: {error}") from None

@@ -23,6 +23,8 @@ NUMBER_MAX: Final = 2**63 - 1
 
 _BLOCK_BYTES: Final = BLOCK_NUMBERS // 8
 _SPARSE_MAX: Final = _BLOCK_BYTES // 2 - 1
+# Up to so many numbers are cheaper one by one than as a change of the whole bitmap.
+_SHORT_MAX: Final = 16
 _BITS: Final = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
 
 assert sys.byteorder == "little", "saved lists are used in place, not swapped"
@@ -68,6 +70,8 @@ class Marks:
         (999990, 10, 1000000)
         """
         assert 0 <= start <= end <= NUMBER_MAX + 1, "schedule ids are offsets"
+        if end - start <= _SHORT_MAX:
+            return self.add_many(range(start, end))
         before = self.count
         while start < end:
             block, place = divmod(start, BLOCK_NUMBERS)

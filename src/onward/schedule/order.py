@@ -200,6 +200,8 @@ class Order:
     def __init__(self, *, last: Moment = BEFORE_ALL) -> None:
         self.last = last
         self.parts: list[Part] = []
+        self._is_unsure = False
+        """A part could not go where it should be: it goes there before anything else is done."""
 
     @property
     def waiting(self) -> int:
@@ -210,6 +212,11 @@ class Order:
         """Take a part in; of its rows those up to `last` were taken."""
         part.seek(self.last)
         self.parts.append(part)
+
+    def exchange(self, old: Sequence[Part], new: Sequence[Part]) -> None:
+        """Put parts in the place of others with the same rows; the new ones stand after `last`."""
+        kept = [part for part in self.parts if not any(part is other for other in old)]
+        self.parts = [*kept, *new]
 
     def remove(self, part: Part) -> None:
         """Leave a part out; it must be there."""
@@ -235,24 +242,36 @@ class Order:
     def take(self, *, now_ms: int, limit: int) -> Taken:
         """Return the next rows that fire at or before `now_ms`, at most `limit`."""
         assert limit > 0, "who takes wants something"
+        if self._is_unsure:
+            self._go_to(self.last)
+        try:
+            taken = self._take(now_ms, limit)
+        except BaseException:
+            # What some have given is not taken: all of them go back, now or before the next take.
+            self._is_unsure = True
+            self._go_to(self.last)
+            raise
+        assert not len(taken) or taken.rows.first > self.last, "a row came in before what was taken"
+        self.last = taken.last
+        return taken
+
+    def _take(self, now_ms: int, limit: int) -> Taken:
         sources = [
             part for part in self.parts if (head := part.head()) is not None and head[0] <= now_ms
         ]
         # Where two rows fire at the same time, the one in the part with lower numbers goes first.
         sources.sort(key=_number_start)
         slices = self._slices(sources, now_ms, limit)
-        taken = Taken([(part, rows) for part, rows in slices if len(rows)], before=self.last)
-        assert not len(taken) or taken.rows.first > self.last, "a row came in before what was taken"
-        self.last = taken.last
-        return taken
+        return Taken([(part, rows) for part, rows in slices if len(rows)], before=self.last)
 
     def peek(self, *, after: Moment, until_ms: int, limit: int) -> Taken:
         """Return the next waiting rows after a moment and up to a time, which go on waiting."""
         last = self.last
-        self._go_to(max(after, last))
-        taken = self.take(now_ms=until_ms, limit=limit)
-        self._go_to(last)
-        return taken
+        try:
+            self._go_to(max(after, last))
+            return self.take(now_ms=until_ms, limit=limit)
+        finally:
+            self._go_to(last)
 
     def give_back(self, taken: Taken) -> None:
         """Let rows wait again that could not be fired; of several, the ones taken last go first."""
@@ -291,9 +310,17 @@ class Order:
         return [(part, rows[: rows.count_to(kept)]) for part, rows in slices]
 
     def _go_to(self, last: Moment) -> None:
+        """Let every part stand after a moment; one that cannot now must before the next take."""
         self.last = last
+        failed: Exception | None = None
         for part in self.parts:
-            part.seek(last)
+            try:
+                part.seek(last)
+            except Exception as error:  # noqa: BLE001  (raised when all have been asked)
+                failed = error
+        self._is_unsure = failed is not None
+        if failed is not None:
+            raise failed
 
 
 class TailPart:

@@ -22,8 +22,8 @@ from onward.schedule.marks import Marks
 from onward.schedule.order import BEFORE_ALL, Moment
 from onward.schedule.recurring import Recurring
 
-FIRED: Final = 1
-"""The producer id of fired batches; clients choose large random ones."""
+FIRED: Final = 1 << 63
+"""The producer id of fired batches; no client has it: they choose from 63 bits."""
 SCHEDULE_TOPIC: Final = "@schedule"
 
 
@@ -51,14 +51,15 @@ class ScheduleState:
     """
 
     __slots__ = (
-        "_step_last", "built_end", "cancelled", "cursors", "last", "last_runs", "recurring",
-        "replaced", "runs", "serial", "step",
+        "built_end", "cancelled", "cursors", "last", "last_runs", "recurring",
+        "replaced", "runs", "serial", "step", "step_last",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.last = BEFORE_ALL
         self.step = 0
-        self._step_last = BEFORE_ALL
+        self.step_last = BEFORE_ALL
+        """Where the latest step ends; it may be torn: some topics have fired up to there."""
         self.cursors: dict[str, Moment] = {}
         self.cancelled = Marks()
         self.replaced = Marks()
@@ -75,14 +76,15 @@ class ScheduleState:
         """Fold one fired batch: where it ends."""
         moment = (at_ms, number)
         if step != self.step:
-            self.finish_step()
+            # A step begins only when everything up to the end of the one before has fired.
+            self.finish_step(self.step_last)
             self.step = step
-        self._step_last = max(self._step_last, moment)
+        self.step_last = max(self.step_last, moment)
         self.cursors[topic] = max(self.cursors.get(topic, BEFORE_ALL), moment)
 
-    def finish_step(self, moment: Moment = BEFORE_ALL) -> None:
-        """Take note that everything up to the end of the latest step, or a moment, has fired."""
-        self.last = max(self.last, self._step_last, moment)
+    def finish_step(self, moment: Moment) -> None:
+        """Take note that everything up to a moment has fired, or never will."""
+        self.last = max(self.last, moment)
         for topic in [one for one, cursor in self.cursors.items() if cursor <= self.last]:
             del self.cursors[topic]
 
@@ -120,7 +122,7 @@ class ScheduleState:
         """Return what a checkpoint keeps."""
         return msgspec.msgpack.encode(
             _Saved(
-                self.last, self.step, self._step_last, self.cursors, self.cancelled.save(),
+                self.last, self.step, self.step_last, self.cursors, self.cancelled.save(),
                 self.replaced.save(), self.built_end, self.runs, self.serial,
                 list(self.recurring.values()), self.last_runs,
             )
@@ -140,7 +142,7 @@ class ScheduleState:
             found = msgspec.msgpack.decode(saved, type=_Saved)
         except msgspec.MsgspecError as error:
             raise Corruption(f"the saved schedule cannot be read: {error}") from None
-        state.last, state.step, state._step_last = found.last, found.step, found.step_last
+        state.last, state.step, state.step_last = found.last, found.step, found.step_last
         state.cursors = found.cursors
         state.cancelled = Marks.load(found.cancelled)
         state.replaced = Marks.load(found.replaced)

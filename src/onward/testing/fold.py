@@ -24,6 +24,7 @@ from onward.log.log import Log, LogLimits
 from onward.log.memory_disk import MemoryDisk
 from onward.log.recovery import list_segments, open_log, scan
 from onward.message.entry import Kind
+from onward.schedule.state import ScheduleState
 
 Windows = dict[int, dict[int, tuple[int, int]]]
 """Producer id -> sequence -> (offset, event id)."""
@@ -115,6 +116,7 @@ class _Fold:
         self.catalogue = folding.catalogue
         self.producers = folding.producers
         self.groups = folding.groups
+        self.schedule = folding.schedule
 
     def entries_of(self, topic: Topic, first_offset: int) -> bytes:
         """Return all entries of a topic from `first_offset` on."""
@@ -148,6 +150,20 @@ def _compare_state(one: _Fold, other: _Fold) -> Iterator[str]:
         yield f"topics are {_records(one)}, or {_records(other)}"
     yield from _compare_windows(_windows(one), _windows(other))
     yield from compare_groups(one.groups, other.groups)
+    yield from _compare_schedules(one.schedule, other.schedule)
+
+
+def _compare_schedules(one: ScheduleState, other: ScheduleState) -> Iterator[str]:
+    """Say where two schedules differ: `one` may know more of what was taken and fired nowhere."""
+    for name in ("cancelled", "replaced"):
+        marks, others = getattr(one, name), getattr(other, name)
+        if list(marks) != list(others):
+            yield f"{name} in the schedule are {list(marks)}, or {list(others)}"
+    if (one.recurring, one.last_runs) != (other.recurring, other.last_runs):
+        yield f"recurring are {one.recurring} {one.last_runs}, or {other.last_runs}"
+    for topic in sorted({*one.cursors, *other.cursors}):
+        if one.cursor_of(topic) < other.cursor_of(topic):
+            yield f"{topic!r} has fired up to {one.cursor_of(topic)}, or {other.cursor_of(topic)}"
 
 
 def _compare_windows(one: Windows, other: Windows) -> Iterator[str]:

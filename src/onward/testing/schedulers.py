@@ -90,9 +90,7 @@ class SchedulePlan:
 class Scheduler:
     """Schedules, and changes its mind, until told to end."""
 
-    def __init__(
-        self, world: World, history: ScheduleHistory, clock: PeakClock, name: str
-    ) -> None:
+    def __init__(self, world: World, history: ScheduleHistory, clock: PeakClock, name: str) -> None:
         self.name = name
         self._world = world
         self._history = history
@@ -111,15 +109,13 @@ class Scheduler:
         await client.close()
 
     async def finish(self, client: Client) -> None:
-        """In peace: ask about everything; what is far ahead is cancelled."""
+        """In peace: ask about everything; what still waits is far ahead, and is cancelled."""
         for one in self._mine:
-            if one.is_open:
-                await self._cancel(client, one) if self._is_far(one) else await self._show(
-                    client, one
-                )
-
-    def _is_far(self, one: Planned) -> bool:
-        return one.due_at_ms[-1] > self._clock.peak_ms() + 2 * NEAR_MS_MAX
+            if one.is_open and await self._show(client, one) == "waiting":
+                shown = await client.scheduled(one.number)
+                if shown.at_ms < self._clock.peak_ms() - NEAR_MS_MAX:
+                    self._world.violations.append(f"S1: {one.id} waits, due since {shown.at_ms}")
+                await self._cancel(client, one)
 
     # --- one thing ---------------------------------------------------------------------------
 
@@ -138,7 +134,9 @@ class Scheduler:
                 await self._show(client, one)
         elif asked == "many":
             topic = self._random.choice(TOPICS)
-            await self._many(client, [self._plan(topic) for _ in range(self._random.randint(1, 20))])
+            await self._many(
+                client, [self._plan(topic) for _ in range(self._random.randint(1, 20))]
+            )
         elif asked in ("keyed", "replace"):
             await self._keyed(client, f"{self.name}-k{self._random.randrange(3)}", asked)
         else:
@@ -152,7 +150,13 @@ class Scheduler:
         return one
 
     def _due_at_ms(self) -> int:
-        choices = (-5_000, 0, 1, self._random.randint(0, 2_000), self._random.randint(0, NEAR_MS_MAX))
+        choices = (
+            -5_000,
+            0,
+            1,
+            self._random.randint(0, 2_000),
+            self._random.randint(0, NEAR_MS_MAX),
+        )
         delay_ms = self._random.choice((*choices, *choices, self._random.randint(10**6, FAR_MS)))
         return self._clock.now_ms() + delay_ms
 

@@ -51,7 +51,7 @@ from onward.testing.node import NAME, Sabotage, SimulatedNode
 from onward.testing.operator import Operator
 from onward.testing.scenario import Scenario
 from onward.testing.schedule_history import TOPICS, ScheduleHistory, check_schedule, is_scheduled
-from onward.testing.schedulers import NEAR_MS_MAX, PeakClock, Scheduler, SchedulePlan, Watcher
+from onward.testing.schedulers import NEAR_MS_MAX, PeakClock, SchedulePlan, Scheduler, Watcher
 from onward.testing.trouble import CAPACITY_BYTES, Trouble
 from onward.testing.workload import Follower, Publisher, TopicKeeper, World
 
@@ -210,8 +210,9 @@ class Simulation:
         ]
         operator = Operator(self._world, [one for one in plans if one.is_operated], "operator")
         topics = TopicKeeper(self._world, "topics")
-        schedulers = [*self._schedulers, *self._watchers]
-        return [*publishers, *followers, topics, *members, operator, *schedulers]
+        schedulers = self._schedulers
+        watchers = self._watchers
+        return [*publishers, *followers, topics, *members, operator, *schedulers, *watchers]
 
     def _note_end(self, name: str, peer_name: str) -> None:
         machine = peer_name if name == NAME else name

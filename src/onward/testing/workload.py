@@ -29,7 +29,6 @@ from onward.errors import (
 )
 from onward.message.message import Message
 from onward.protocol.payloads import Durability
-from onward.schedule.state import FIRED
 from onward.testing.group_history import GroupPlan, Handed, Stint
 from onward.testing.history import Attempt, History, Reading, kind_of
 from onward.testing.loop import VirtualClock, running_loop
@@ -59,7 +58,7 @@ class World:
         self.pause_ms_max = pause_ms_max
         self.violations: list[str] = []
         self._random = random
-        self._producers = FIRED  # those up to it belong to the broker
+        self._producers = 0
 
     def now_us(self) -> int:
         """Return the time of the run."""

@@ -24,7 +24,9 @@ async def test_a_message_becomes_visible_at_its_time_and_not_before() -> None:
     await broker.stop()
 
 
-async def test_what_is_due_fires_in_the_order_of_time_then_id_whatever_the_order_it_came_in() -> None:
+async def test_what_is_due_fires_in_the_order_of_time_then_id_whatever_the_order_it_came_in() -> (
+    None
+):
     broker = await open_broker()
     schedule = await Schedule.of(broker)
     await schedule.add(500, 100, 500, 300, 100)

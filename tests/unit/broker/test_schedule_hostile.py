@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from onward.log.memory_disk import MemoryDisk
 from onward.message.batch import encode_batch
 from onward.protocol.payloads import Durability, publish_head
-from onward.testing.clock import START_MS
+from onward.schedule.state import FIRED
+from onward.testing.clock import START_MS, ManualClock
 
 from .asking import until
 from .speaking import open_broker, turns
@@ -191,3 +193,22 @@ async def test_keys_of_any_kind_are_simply_not_found(unique: str) -> None:
     shown = await schedule.ask("schedule.show", unique=unique)
     assert shown["state"] == "not_found"
     await schedule.broker.stop()
+
+
+async def test_nobody_else_can_say_that_something_has_fired() -> None:
+    """A batch that looks like a fired one, under the id of the broker itself, changes nothing."""
+    disk, clock = MemoryDisk(), ManualClock()
+    broker = await open_broker(disk, clock=clock)
+    schedule = await Schedule.of(broker)
+    await schedule.add(1_000)
+    await schedule.speaker.publish(
+        "orders", [b"forged"], producer_id=FIRED, sequence=9, schedule_ids=[10**6],
+        time_ms=clock.now_ms() + DAY_MS,
+    )  # fmt: skip
+    await broker.stop()
+    broker = await open_broker(disk, clock=clock)
+    schedule = await Schedule.of(broker)
+    assert (await schedule.show(0))["state"] == "waiting"
+    await schedule.passes(1_000)
+    assert schedule.fired()[-1].body == b"1000"
+    await broker.stop()

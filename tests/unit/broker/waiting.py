@@ -5,6 +5,7 @@ Nothing here waits for a duration: time passes when a test says so, and then wha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from onward.protocol.frames import Kind
 from onward.protocol.payloads import decode_error, decode_published
 from onward.testing.clock import ManualClock
 
-from .asking import Operator, until
+from .asking import DEADLINE_S, Operator, until
 from .speaking import Speaker, turns
 
 HOUR_MS = 3_600_000
@@ -74,7 +75,9 @@ class Schedule:
             raise decode_error(payload)
         return decode_published(payload).base_offset
 
-    async def add(self, *delays_ms: int, topic: str | Sequence[str] = "orders", **others: Any) -> int:
+    async def add(
+        self, *delays_ms: int, topic: str | Sequence[str] = "orders", **others: Any
+    ) -> int:
         """Schedule messages; return the first schedule id."""
         return await self.receipt(self.say(delays_ms, topic, **others))
 
@@ -115,17 +118,16 @@ class Schedule:
         await self.settled()
 
     async def settled(self) -> None:
-        """Return when nothing is due that has not fired, and nothing is being built."""
-        scheduling = self.broker.scheduling
-
-        def is_settled() -> bool:
-            scheduling.wake()
-            return not scheduling.is_busy
-
-        await turns(100)
-        await until(is_settled)
-        await turns(100)
-        await until(is_settled)
+        """Return when nothing is due that has not fired, and nothing is left to build or merge."""
+        scheduling, quiet = self.broker.scheduling, 0
+        async with asyncio.timeout(DEADLINE_S):
+            while quiet < 3:
+                # What one round has done may be what the next one needs.
+                scheduling.wake()
+                await turns(40)
+                quiet = 0 if scheduling.is_busy else quiet + 1
+                if not quiet:
+                    await asyncio.sleep(0.001)
 
     # --- looking -----------------------------------------------------------------------------
 

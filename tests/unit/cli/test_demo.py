@@ -18,7 +18,11 @@ def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(
     assert "published 100,000 messages" in out
     assert "invoices/3 failed, was retried" in out
     assert "so it is a dead letter of billing" in out
+    assert "cancelled bob's by its business key" in out
+    assert "fired in order, none early" in out
+    assert f"  400  {'#' * 40}" in out
     assert "killed the broker" in out
+    assert "900 greetings still wait, bob's reminder stays cancelled" in out
     assert "it was delivered to billing alone" in out
     assert "onward explain invoices/3" in out
     assert "after 3 attempts: the bank is closed" in out

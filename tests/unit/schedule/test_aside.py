@@ -75,6 +75,24 @@ def test_entries_of_other_topics_in_a_piece_are_passed_over():
     assert list(Run.open(disk, "run").records(0, 99)) == in_order(records)
 
 
+def test_batches_of_an_entry_that_belong_to_another_build_are_passed_over():
+    disk = MemoryDisk()
+    batches, records = batches_of(plain(*range(90, 69, -1)))
+    packed = [batch for _, _, batch in batches]
+    draft = Draft(Kind.MESSAGES, TIME_MS, TOPIC, 0, len(records), packed)
+    buffers, (entry,) = encode_entries(
+        [draft], position=0, index=1, term=0, previous_crc=0, synced_index=0
+    )
+    put(disk, "segment", b"".join(buffers))
+    pieces = ((0, entry.position, entry.length),)
+    for name, start, end in (("first", 0, 7), ("others", 7, 21)):
+        plan = BuildPlan(name, TOPIC, ("segment",), pieces, start=start, end=end)
+        summary = perform(plan, disk)
+        run = Run.open(disk, name)
+        assert (summary.start, summary.end) == (run.number_start, run.number_end) == (start, end)
+        assert sorted(run.records(0, 99).numbers) == list(range(start, end))
+
+
 def test_a_damaged_entry_stops_a_build():
     disk = MemoryDisk()
     plan, _ = write_segment(disk, "segment", plain(*range(20)))

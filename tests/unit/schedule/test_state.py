@@ -38,7 +38,7 @@ def test_a_step_that_ended_moves_everything_up_to_it() -> None:
     state.fired("orders", step=1, at_ms=100, number=4)
     state.finish_step((120, 7))
     assert (state.last, state.cursors) == ((120, 7), {})
-    state.finish_step()
+    state.finish_step((110, 9))
     assert state.last == (120, 7)
 
 
