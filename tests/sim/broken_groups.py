@@ -103,7 +103,7 @@ def send_before_it_is_finished(broker: Broker) -> None:
             done(None)
 
     outcomes = consuming.outcomes
-    finish = consuming._finish_then_send
+    finish = consuming._handing._finish_then_send
 
     def hasty(*arguments: Any, **named: Any) -> None:
         consuming.outcomes = Hasty()
@@ -112,7 +112,7 @@ def send_before_it_is_finished(broker: Broker) -> None:
         finally:
             consuming.outcomes = outcomes
 
-    consuming._finish_then_send = hasty
+    consuming._handing._finish_then_send = hasty
 
 
 @contextmanager

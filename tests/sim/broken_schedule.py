@@ -15,8 +15,8 @@ from onward.schedule.record import Records
 def fire_early(broker: Broker) -> None:
     """Takes what is due within the next two seconds."""
     scheduling = broker.scheduling
-    now_ms = scheduling._now_ms
-    scheduling._now_ms = lambda: now_ms() + 2_000
+    now_ms = scheduling.now_ms
+    scheduling.now_ms = lambda: now_ms() + 2_000
 
 
 def fire_what_is_gone(broker: Broker) -> None:

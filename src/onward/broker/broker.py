@@ -311,6 +311,7 @@ class Broker:
         # A checkpoint written now would vouch for pages that the disk may have forgotten.
         self._chores.cancel()
         self.consuming.stop()
+        self.scheduling.abandon()
         for session in list(self.sessions):
             session.abort()
         self._on_failure(error)

@@ -279,6 +279,9 @@ class Housekeeping:
             runs=[path.rsplit("/", 1)[-1] for path in paths], state=self._broker.save(),
         )  # fmt: skip
         await self._in_thread(lambda: _sync(tail))
+        if self._broker.failure is not None:
+            # It would vouch for pages that the disk may have forgotten.
+            raise Unavailable("the broker has failed")
 
         def write() -> list[RowsFile]:
             for path, run in zip(paths, runs, strict=True):

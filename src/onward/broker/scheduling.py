@@ -66,6 +66,7 @@ class Scheduling:
         self.files = ScheduleFiles(broker, self)
         self.intake = ScheduleIntake(broker, self)
         self._arrived: list[Accepted] = []
+        self._is_stopped = False
         self._alarm = asyncio.Event()
         self._step_rows = STEP_ROWS_MIN
         self._step_number = state.step
@@ -112,7 +113,7 @@ class Scheduling:
     # --- fire --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while self._broker.failure is None:
+        while self._broker.failure is None and not self._is_stopped:
             await self._until_due()
             async with self.lock:
                 self.take_in()
@@ -144,7 +145,8 @@ class Scheduling:
         wait_s = LOOK_AGAIN_S
         if head_ms is not None:
             wait_s = min(wait_s, (head_ms - self.now_ms()) / 1000)
-        if wait_s <= 0 and self._broker.failure is None:
+        is_running = self._broker.failure is None and not self._broker.publishing.is_stopping
+        if wait_s <= 0 and is_running:
             # Others have their turn of the loop, also when much is due.
             await asyncio.sleep(0)
             return
@@ -169,7 +171,6 @@ class Scheduling:
     async def _step(self) -> None:
         """Take what is due, and fire it with one commit."""
         if self._broker.publishing.is_stopping or self._broker.failure is not None:
-            await asyncio.sleep(LOOK_AGAIN_S)
             return
         bound_ms = self.now_ms()
         head_ms = self.order.next_ms()
@@ -311,8 +312,19 @@ class Scheduling:
         self.intake.deciding.abandon()
 
     async def stop(self) -> None:
-        """Fire nothing more, and close the files."""
-        self._task.cancel()
+        """Fire nothing more, and close the files.
+
+        A step or a decision that is on its way to the disk comes to its end first: what is decided
+        after it must know how it ended.
+        """
+        self._is_stopped = True
+        try:
+            async with asyncio.timeout(self._broker.settings.server.stop_ms / 1000), self.lock:
+                self._task.cancel()
+                self.intake.deciding.abandon()
+        except TimeoutError:
+            logger.warning("stopping without waiting longer for what fires")
+            self._task.cancel()
         await asyncio.wait([self._task])
         await self.intake.deciding.stop()
         await self.files.close()

@@ -79,8 +79,12 @@ class Planned:
 
     @property
     def is_gone(self) -> bool:
-        """Tell whether an answer said that it will not fire."""
-        return any(one.state in ("cancelled", "replaced") for one in self.verdicts)
+        """Tell whether an answer said that it will not fire.
+
+        Of one that was perhaps moved, "replaced" may only say so of an id that it had before.
+        """
+        states = {one.state for one in self.verdicts}
+        return "cancelled" in states or ("replaced" in states and not self.is_astray)
 
     @property
     def has_fired(self) -> bool:

@@ -228,7 +228,7 @@ class Scheduler:
         try:
             result = await client.reschedule(one.number, at=due_at_ms)
         except OnwardError as error:
-            one.is_astray = _may_have_happened(error)
+            one.is_astray = one.is_astray or _may_have_happened(error)
             one.may_be_gone = one.may_be_gone or one.is_astray
             return
         if result.state == "moved":
