@@ -6,7 +6,7 @@ The later one wins:
              <  environment: ONWARD_LOG_SEGMENT_BYTES_MAX=64MiB
              <  flag: --log.segment-bytes-max 64MiB
 
-What can be set is listed in settings.py. A name that ends in `_ms` is read as a duration ("10m"),
+What can be set is listed in settings.py. A name with the unit `_ms` is read as a duration ("10m"),
 one with `bytes` in it as a size ("64MiB"). A name that does not exist is an error that suggests
 the nearest one, never a value that is ignored. Secrets are in no text that this module makes.
 """
@@ -58,6 +58,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """The name on the command line: `--log.segment-bytes-max`."""
         return f"--{self.table}.{self.key.replace('_', '-')}"
 
+    @property
+    def is_duration(self) -> bool:
+        """Tell whether its value is a time in milliseconds: the unit is in its name."""
+        return "ms" in self.key.split("_")
+
     def format(self, value: object) -> str:
         """Write a value as a person would.
 
@@ -68,7 +73,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return "true" if value else "false"
         if isinstance(value, tuple | list):
             return ", ".join(map(str, value))
-        if isinstance(value, int) and self.key.endswith("_ms"):
+        if isinstance(value, int) and self.is_duration:
             return format_duration(value)
         if isinstance(value, int) and "bytes" in self.key:
             return format_size(value)
@@ -90,7 +95,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def _read(self, raw: object) -> object:
         if self.name == "auth.tokens":
             return _read_tokens(raw)
-        if isinstance(raw, str | int) and self.key.endswith("_ms"):
+        if isinstance(raw, str | int) and self.is_duration:
             return parse_duration_ms(raw)
         if isinstance(raw, str | int) and "bytes" in self.key:
             return parse_size_bytes(raw)

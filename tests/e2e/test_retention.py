@@ -65,7 +65,7 @@ async def test_retention_by_bytes_and_by_age_drops_segments_and_keeps_the_rest(
 
 
 async def _check(mq: onward.Client, topic: onward.TopicDescription) -> None:
-    with pytest.raises(OffsetOutOfRange, match=f"{topic.next_offset}"):
+    with pytest.raises(OffsetOutOfRange, match=f"to {topic.next_offset - 1}$|is empty$"):
         await anext(aiter(mq.read("orders", start=0)))
     offsets = [message.offset async for message in mq.read("orders")]
     # Retention goes on meanwhile: what is read is the end of what there was, and all that is left.

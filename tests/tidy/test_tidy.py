@@ -162,7 +162,7 @@ PARENTS = {
     "broker/recurring_runs.py:_ask_whether_waiting": "one look: a callback takes its end",
     "broker/schedule_files.py:tend": "one work aside: close() cancels it and waits",
     "broker/schedule_requests.py:_task": "one answer: a callback takes its end and answers",
-    "broker/scheduling.py:__init__": "the firing: stop() cancels it and waits, a callback for errors",
+    "broker/scheduling.py:__init__": "the firing: stop() ends it and waits, a callback for errors",
     "client/keeper.py:open": "the keeper's one task: close() cancels it and waits",
     "client/sync.py:_end_thread": "waited for on the spot, by its thread",
     "client/sync.py:_submit": "the calling thread waits for it; closing cancels what is left",

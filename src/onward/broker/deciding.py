@@ -80,6 +80,11 @@ class Deciding:
         self._round: asyncio.Task[None] | None = None
         self.recurring = RecurringRuns(broker, scheduling, self)
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether something is being decided, or waits for that."""
+        return self._round is not None
+
     # --- what is asked -----------------------------------------------------------------------
 
     def publish(self, publish: Publish, accepted: Accepted) -> None:

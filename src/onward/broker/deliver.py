@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onward.broker.catalogue import Catalogue, Topic
+from onward.broker.group_ranges import outside
 from onward.errors import (
     Corruption,
     Forbidden,
@@ -197,10 +198,7 @@ class Delivering:
 
     def _checked(self, topic: Topic, offset: int) -> int:
         if not topic.first_offset <= offset <= topic.next_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is outside of topic {topic.name!r}, which holds "
-                f"{topic.first_offset} to {topic.next_offset}"
-            )
+            raise outside(topic, offset)
         return offset
 
     # --- pump --------------------------------------------------------------------------------

@@ -88,7 +88,6 @@ def rows_of(
 
 def outside(topic: Topic, offset: int) -> OffsetOutOfRange:
     """Return the error for an offset that a topic does not hold."""
-    return OffsetOutOfRange(
-        f"offset {offset} is outside of topic {topic.name!r}, which holds "
-        f"{topic.first_offset} to {topic.next_offset}"
-    )
+    first, end = topic.first_offset, topic.next_offset
+    kept = f"holds {first} to {end - 1}" if first < end else "is empty"
+    return OffsetOutOfRange(f"offset {offset} is outside of topic {topic.name!r}, which {kept}")

@@ -70,6 +70,11 @@ class ScheduleIntake:
         """What waits for runs to be built; each session may have so much unanswered only."""
         self.deciding = Deciding(broker, scheduling, self)
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether something is being stored or decided, or waits for that."""
+        return bool(self._accepted) or bool(self._held) or self.deciding.is_busy
+
     # --- publishes ---------------------------------------------------------------------------
 
     def check(self, packed: Buffer) -> Accepted:

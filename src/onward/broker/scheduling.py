@@ -163,10 +163,11 @@ class Scheduling:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether something is due, being decided, or being built or merged."""
+        """Tell whether something is due, on its way, being decided, or being built or merged."""
         head_ms = self.order.next_ms()
         is_due = head_ms is not None and head_ms <= self.now_ms()
-        return is_due or bool(self._arrived) or self.lock.locked() or self.files.is_at_work
+        is_coming = bool(self._arrived) or self.intake.is_busy
+        return is_due or is_coming or self.lock.locked() or self.files.is_at_work
 
     async def _step(self) -> None:
         """Take what is due, and fire it with one commit."""

@@ -41,6 +41,8 @@ def _record(life: Explanation) -> dict[str, Any]:
         "durability": life.durability,
         "producer_id": life.producer_id,
         "published_by": None if by is None else msgspec.to_builtins(by),
+        "scheduled": msgspec.to_builtins(life.scheduled),
+        "became": msgspec.to_builtins(life.became),
         "groups": msgspec.to_builtins(life.groups),
         "is_complete": life.is_complete,
         "asked_at_ms": life.asked_at_ms,

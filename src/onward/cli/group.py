@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import onward
-from onward.cli.groups import age, as_record
+from onward.cli.groups import age, as_record, state_of
 from onward.cli.options import json_option
 from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import START, WHICH, Connect, client_options, confirm
@@ -21,6 +21,7 @@ from onward.cli.read import as_record as message_record
 from onward.cli.wishes import as_wish, wish_options
 from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
 from onward.clock import SystemClock
+from onward.delivery.retry import LADDER_MS, RetryPolicy
 from onward.durations import format_duration, format_instant
 
 Which = tuple[str, range]
@@ -30,6 +31,8 @@ _MEMBERS = [
     "member", "state", "client", "host", "leased", "credit", "acked", "retried", "expired",
     "rate",
 ]  # fmt: skip
+
+_STEPS_SHOWN = 20
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only count what would happen.")
@@ -346,10 +349,10 @@ def _words(group: GroupDescription) -> dict[str, str]:
     words = {
         "group": group.group,
         "mode": group.mode,
-        "state": "paused" if group.paused else "active",
+        "state": state_of(group),
         "created": format_instant(group.created_at_ms),
         "lease": format_duration(group.lease_ms),
-        "retry": f"{group.retry.kind}, {group.retry.limit} attempts at most",
+        "retry": _retry(group.retry),
         "backlog": f"{group.backlog:,}",
         "dead letters": f"{group.dead:,}",
         "leases that ran out": f"{group.expired_leases:,}",
@@ -366,6 +369,19 @@ def _words(group: GroupDescription) -> dict[str, str]:
         "members offline": ", ".join(group.offline),
     }
     return words | {name: text for name, text in optional.items() if text}
+
+
+def _retry(policy: RetryPolicy) -> str:
+    words: str = policy.kind
+    if policy.kind == "ladder" and policy.steps_ms != LADDER_MS:
+        words = "own steps " + " ".join(map(format_duration, policy.steps_ms[:_STEPS_SHOWN]))
+        words += " ..." if len(policy.steps_ms) > _STEPS_SHOWN else ""
+    elif policy.kind == "fixed":
+        words = f"fixed, {format_duration(policy.delay_ms)} between attempts"
+    elif policy.kind == "exponential":
+        first, last = format_duration(policy.delay_ms), format_duration(policy.delay_ms_max)
+        words = f"exponential, {first} to {last} between attempts"
+    return f"{words}, {counted(policy.limit, 'attempt')} at most"
 
 
 def _tenants(weights: dict[str, float] | None) -> str:

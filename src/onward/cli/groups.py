@@ -58,7 +58,7 @@ def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:
     return {
         "group": group.group,
         "mode": group.mode,
-        "state": "paused" if group.paused else "active" if group.member_count else "idle",
+        "state": state_of(group),
         "topics": topics if len(topics) <= 40 else f"{topics[:39]}…",
         "members": group.member_count,
         "backlog": group.backlog,
@@ -67,6 +67,17 @@ def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:
         "waiting": sum(share.waiting for share in group.topics),
         "dead": group.dead,
     }
+
+
+def state_of(group: GroupDescription) -> str:
+    """Return the one word for what a group does: paused, active (it has members) or idle.
+
+    >>> state_of(GroupDescription(group="billing", member_count=2))
+    'active'
+    """
+    if group.paused:
+        return "paused"
+    return "active" if group.member_count else "idle"
 
 
 def age(at_ms: int, *, now_ms: int) -> str | None:

@@ -3,7 +3,8 @@ r"""What commands print: rows for people, lines of JSON for machines, progress w
 Rules:
     - Text that came from a message or a broker is shown, never executed: control characters,
       terminal escape codes and characters that reorder a line are printed as `\x1b`, `\u202e`.
-    - Borders and colours only on a terminal; into a pipe go plain aligned columns.
+    - Rows are plain aligned columns. On a terminal they are made to fit its width: long text and
+      long headings end in an ellipsis. Numbers, moments and settings are always whole.
     - Results go to stdout; progress and errors go to stderr, progress only on a terminal.
     - rich is imported by the function that needs it, not with this module.
 """
@@ -11,6 +12,7 @@ Rules:
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,11 @@ from typing import TextIO
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z|-")
+_GAP = "  "
+# A column that is cut keeps at least so much of its text, or of its heading.
+_TEXT_LEAST = 12
+_LEAST = 4
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -93,10 +100,12 @@ def print_rows(
     cells = [[_cell(row.get(name)) for name in columns] for row in listed]
     # Numbers stand to the right, one under the other.
     right = [_is_numeric(row.get(name) for row in listed) for name in columns]
-    if is_terminal():
-        _print_rich(columns, cells, right)
-    else:
-        _print_plain([[name.upper() for name in columns], *cells], right)
+    lines = [[name.upper() for name in columns], *cells]
+    widths = _widths(lines)
+    # A setting is shown whole, however long it is.
+    if is_terminal() and list(columns[:2]) != ["name", "value"]:
+        _fit(widths, lines, right, shutil.get_terminal_size().columns)
+    _print_plain(lines, widths, right)
 
 
 @contextmanager
@@ -146,24 +155,53 @@ def _is_numeric(values: Iterable[object]) -> bool:
     return bool(given) and all(type(value) in (int, float) for value in given)
 
 
-def _print_plain(lines: list[list[str]], right: list[bool]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+def _widths(lines: list[list[str]]) -> list[int]:
+    from rich.cells import cell_len
+
+    return [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+
+
+def _fit(widths: list[int], lines: list[list[str]], right: list[bool], width_max: int) -> None:
+    """Make columns narrower until the lines fit, those first whose text is missed least."""
+    heading, *cells = lines
+    inner = _widths(cells) if cells else [0] * len(heading)
+    texts = {
+        index
+        for index, is_right in enumerate(right)
+        if index and not is_right and not all(_MOMENT.fullmatch(line[index]) for line in cells)
+    }
+    long = {index for index in texts if inner[index] > _TEXT_LEAST}
+    for index in long:
+        widths[index] = min(widths[index], max(width_max, _TEXT_LEAST))
+    _shrink(widths, dict.fromkeys(long, _TEXT_LEAST), width_max)
+    # Headings that are wider than what stands below.
+    _shrink(widths, {index: max(i, _LEAST) for index, i in enumerate(inner)}, width_max)
+    _shrink(widths, dict.fromkeys(long, _LEAST), width_max)
+    # The first column is the name of the thing.
+    _shrink(widths, {0: _TEXT_LEAST}, width_max)
+    _shrink(widths, dict.fromkeys(texts, _LEAST), width_max)
+
+
+def _shrink(widths: list[int], floors: dict[int, int], width_max: int) -> None:
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width_max
+    for _ in range(excess):
+        wide = [index for index, floor in sorted(floors.items()) if widths[index] > floor]
+        if not wide:
+            return
+        widths[max(wide, key=widths.__getitem__)] -= 1
+
+
+def _print_plain(lines: list[list[str]], widths: list[int], right: list[bool]) -> None:
     for line in lines:
         sized = zip(line, widths, right, strict=True)
-        text = "  ".join(c.rjust(width) if r else c.ljust(width) for c, width, r in sized)
+        text = _GAP.join(_sized(cell, width, is_right) for cell, width, is_right in sized)
         sys.stdout.write(text.rstrip() + "\n")
 
 
-def _print_rich(columns: Sequence[str], cells: list[list[str]], right: list[bool]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _sized(cell: str, width: int, is_right: bool) -> str:
+    from rich.cells import cell_len, set_cell_size
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for name, is_right in zip(columns, right, strict=True):
-        table.add_column(Text(name), justify="right" if is_right else "left", overflow="fold")
-    for line in cells:
-        # Text, not str: square brackets in a cell are no markup.
-        table.add_row(*map(Text, line))
-    Console().print(table)
+    if cell_len(cell) > width:
+        return set_cell_size(cell, width - 1) + "…"
+    gap = " " * (width - cell_len(cell))
+    return gap + cell if is_right else cell + gap

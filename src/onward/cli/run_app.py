@@ -4,7 +4,8 @@ With `--workers` this process only keeps the others alive (`workers`). The modul
 `run`: that is the name of a function of its package.
 
     exit 0    stopped by SIGTERM or ctrl-C: functions have ended, their acks are durable
-    exit 2    there is no such module or App        3    no broker answers
+    exit 2    there is no such module or App, or what it asks for is wrong: no use to try again
+    exit 3    no broker answers
     exit 130  a second signal: nothing was waited for
 """
 
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING
 import click
 
 from onward.cli.lines import log_to_stderr
-from onward.cli.workers import WORKER_VARIABLE, supervise
+from onward.cli.workers import EXIT_WRONG, WORKER_VARIABLE, supervise
+from onward.errors import InvalidRequest, UnknownGroup, UnknownTopic
 
 if TYPE_CHECKING:
     from onward.client.app import App
@@ -51,8 +53,7 @@ def command(ctx: click.Context, *, app: str, workers: int, address: str | None) 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     found = load_app(app)
     if workers == 1:
-        _run(found, app, address)
-        return
+        ctx.exit(_run(found, app, address))
     given = [] if address is None else ["--address", address]
     ctx.exit(asyncio.run(supervise([sys.executable, "-c", PROGRAM, "run", app, *given], workers)))
 
@@ -82,13 +83,21 @@ def load_app(target: str) -> App:
     return found
 
 
-def _run(app: App, target: str, address: str | None) -> None:
+def _run(app: App, target: str, address: str | None) -> int:
     functions = ", ".join(f"{work.name} ({work.group})" for work in app.works)
     logger.info("%s starts: %s, pid %d", target, functions or "no functions", os.getpid())
     if os.environ.get(WORKER_VARIABLE):
         app.on_start(lambda: _stop_with_parent(app))
-    app.main(address=address)
+    try:
+        app.main(address=address)
+    except (UnknownGroup, UnknownTopic):
+        # Somebody deleted it while we ran: the next start may find it.
+        raise
+    except InvalidRequest as error:
+        logger.error("%s cannot run: %s (%s)", target, error, error.code)
+        return EXIT_WRONG
     logger.info("%s stopped", target)
+    return 0
 
 
 def _stop_with_parent(app: App) -> None:

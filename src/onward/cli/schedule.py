@@ -166,6 +166,8 @@ def cancel(
 ) -> None:
     """Let messages never fire; the answer says for each whether that was in time.
 
+    When none of them was, it ends with 1.
+
     Example:  onward schedule cancel --unique order-7
     """
     if not numbers and not uniques:
@@ -179,15 +181,17 @@ def cancel(
     if as_json:
         for result in results:
             print_json(_result_record(result))
-        return
-    rows = [
-        {
-            "id": _name(result.id), "state": result.state, "message": result.message_id,
-            "unique": result.unique,
-        }
-        for result in results
-    ]  # fmt: skip
-    print_rows(rows, columns=_RESULTS)
+    else:
+        rows = [
+            {
+                "id": _name(result.id), "state": result.state, "message": result.message_id,
+                "unique": result.unique,
+            }
+            for result in results
+        ]  # fmt: skip
+        print_rows(rows, columns=_RESULTS)
+    if not any(result.state == "cancelled" for result in results):
+        click.get_current_context().exit(1)
 
 
 @command.command()

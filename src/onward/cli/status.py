@@ -32,7 +32,7 @@ def _word(name: str, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if name.endswith("_at_ms"):
-        return format_instant(value)
+        return format_instant(value) if value else "-"
     if name.endswith("bytes"):
         return _rounded(value)
     return f"{value:,}"

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 import onward
-from onward.cli.groups import age
+from onward.cli.groups import age, state_of
 from onward.cli.options import json_option
 from onward.cli.output import is_terminal, print_json, print_line, print_rows
 from onward.cli.params import DURATION, Connect, client_options
@@ -77,7 +77,7 @@ def command(
             time.sleep(interval_ms / 1_000)
             now = _sample(mq)
             view = make_view(before, now, now_ms=SystemClock().now_ms(), rows_max=rows_max)
-            _show(view, as_json=as_json)
+            _show(view, as_json=as_json, clear=not once and is_terminal())
             if once:
                 return
             before = now
@@ -119,7 +119,7 @@ def _group_rows(
     finished = {group.group: _finished(group) for group in before.groups}
     rows: list[dict[str, object]] = [
         {
-            "group": group.group, "state": "paused" if group.paused else group.mode,
+            "group": group.group, "state": state_of(group),
             "members": group.member_count, "backlog": group.backlog,
             "oldest": age(group.oldest_at_ms, now_ms=now_ms),
             "leased": sum(share.leased for share in group.topics),
@@ -168,11 +168,11 @@ def _rate(count: int, elapsed_s: float) -> float:
     return round(max(0, count) / elapsed_s, 1)
 
 
-def _show(view: View, *, as_json: bool) -> None:
+def _show(view: View, *, as_json: bool, clear: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(view))
         return
-    if is_terminal():
+    if clear:
         click.echo(_CLEAR, nl=False)
     moment = time.strftime("%H:%M:%S", time.gmtime())
     print_line(f"onward top   {view.node}   {moment} UTC")

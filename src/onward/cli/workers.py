@@ -1,6 +1,7 @@
 """Processes that are started again when they die, until they are told to stop.
 
     starting ──▶ running ──▶ dead ──▶ a pause, longer each time ──▶ starting ...
+                                 └──▶ exit code 2: another one would end the same way, so all stop
 
     first signal    SIGTERM to all of them; each ends what it does
     second signal   SIGKILL to all of them
@@ -25,6 +26,8 @@ logger = logging.getLogger("onward.run")
 WORKER_VARIABLE = "ONWARD_WORKER"
 PAUSE_S_MIN = 0.5
 PAUSE_S_MAX = 30.0
+EXIT_WRONG = 2
+"""How a worker ends when a request of its App is wrong: only a change of the program helps."""
 STEADY_S = 60.0
 """One that lived so long did not die of how it starts."""
 
@@ -43,12 +46,17 @@ def next_pause_s(pause_s: float, *, lived_s: float) -> float:
 
 
 async def supervise(command: Sequence[str], count: int) -> int:
-    """Keep `count` processes alive until a signal; return 0 when all of them ended well."""
+    """Keep `count` processes alive until a signal; return 0 when all of them ended well.
+
+    2 when one of them said that its App is wrong: then none is started again.
+    """
     workers = Workers(command)
     with on_signals(workers.stop, workers.kill):
         async with asyncio.TaskGroup() as group:
             for number in range(1, count + 1):
                 group.create_task(workers.keep_alive(number))
+    if workers.is_wrong:
+        return EXIT_WRONG
     return 0 if workers.ended_well else 1
 
 
@@ -57,6 +65,7 @@ class Workers:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.ended_well = True
+        self.is_wrong = False
         self._command = command
         self._alive: set[Process] = set()
         self._is_stopping = asyncio.Event()
@@ -82,12 +91,23 @@ class Workers:
             if self._is_stopping.is_set():
                 self.ended_well &= code == 0
                 return
+            if code == EXIT_WRONG:
+                self._give_up(number)
+                return
             pause_s = next_pause_s(pause_s, lived_s=loop.time() - started_at)
             logger.warning(
                 "worker %d ended with %s; the next one starts in %.1f s",
                 number, _ending(code), pause_s,
             )  # fmt: skip
             await self._pause(pause_s)
+
+    def _give_up(self, number: int) -> None:
+        logger.error(
+            "worker %d ended with exit code %d: its app cannot run as it is (it says why above), "
+            "and another worker could not either; stopping", number, EXIT_WRONG,
+        )  # fmt: skip
+        self.is_wrong, self.ended_well = True, False
+        self.stop()
 
     async def _run_one(self, number: int) -> int:
         process = await asyncio.create_subprocess_exec(

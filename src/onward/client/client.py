@@ -130,8 +130,9 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
         if self._opened is not None:
             raise InvalidRequest("this client is open already")
         keeper = Keeper(
-            await self._make_dials(), name=self._name, token=self._token, jitter=self._jitter
-        )
+            await self._make_dials(), name=self._name, token=self._token, jitter=self._jitter,
+            addresses=[str(address) for address in self._addresses],
+        )  # fmt: skip
         producer = Producer(
             producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock
         )

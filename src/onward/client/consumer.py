@@ -104,6 +104,11 @@ class Consumer:
         return 0 if self._last is None else self._last.lease_ms
 
     @property
+    def retry_limit(self) -> int:
+        """How often a message is delivered at most, as said at the last join; 0 before."""
+        return 0 if self._last is None else self._last.retry_limit
+
+    @property
     def at_most_once(self) -> bool:
         """Tell whether what comes is finished already; False before the first join."""
         return self._membership.credit.is_sparing

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledDescription
 from onward.delivery.trace import Trace, decode_row
 from onward.durations import format_duration, format_instant
 from onward.errors import Corruption
@@ -150,6 +151,37 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.events[-1].sentence() if self.events else self.state
 
 
+class ScheduledOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """How a message that has fired came into the schedule, and how long after its time it left it.
+
+    >>> ScheduledOrigin(
+    ...     schedule_id=17, due_at_ms=60_000, fired_at_ms=60_003, scheduled_at_ms=1_000,
+    ...     scheduled_by=Publisher("shop"),
+    ... ).sentence()
+    'scheduled by shop at ...01.000Z for ...:01:00.000Z (schedule id 17), fired 3 ms after its time'
+    """
+
+    schedule_id: int
+    due_at_ms: int
+    fired_at_ms: int
+    scheduled_at_ms: int | None = None
+    """None when the log does not have its entry of the schedule any more."""
+    scheduled_by: Publisher | None = None
+
+    def sentence(self) -> str:
+        """Return who scheduled it, when and for when, in words."""
+        by = "" if self.scheduled_by is None else f" by {self.scheduled_by}"
+        at_ms = self.scheduled_at_ms
+        at = "" if at_ms is None else f" at {format_instant(at_ms)}"
+        due = f"for {format_instant(self.due_at_ms)} (schedule id {self.schedule_id})"
+        if at_ms is not None and self.due_at_ms < at_ms:
+            late = span(max(0, self.fired_at_ms - at_ms))
+            return f"scheduled{by}{at} {due}, which was past: fired {late} later"
+        late = span(max(0, self.fired_at_ms - self.due_at_ms))
+        unknown = "; who scheduled it is no longer stored" if at_ms is None else ""
+        return f"scheduled{by}{at} {due}, fired {late} after its time{unknown}"
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The life line of one message.
 
@@ -171,6 +203,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupLife, ...] = ()
     is_complete: bool = True
     """False when the trace itself reaches back less far than the message."""
+    scheduled: ScheduledOrigin | None = None
+    """Of a message that waited for its time, as long as the message itself is stored."""
+    became: ScheduledDescription | None = None
+    """Of an id of the schedule, `@schedule/17`: what became of it."""
 
     @property
     def id(self) -> str:
@@ -191,7 +227,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
                 f"    {_mark(event.at_ms, began_ms):>10}  {event.sentence()}"
                 for event in life.events
             ]
-        if not self.groups:
+        if self.became is not None:
+            lines.append(f"  {_became(self.became, now_ms=self.asked_at_ms)}")
+        elif not self.groups:
             lines.append("  no group consumes it")
         if not self.is_complete:
             lines.append("  the oldest part of the trace is gone: more may have happened before")
@@ -199,13 +237,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def _origin(self) -> list[str]:
         by = "" if self.published_by is None else f" by {self.published_by}"
+        did = "scheduled" if self.topic == SCHEDULE_TOPIC else "published"
         if self.message is None:
+            if self.topic == SCHEDULE_TOPIC:
+                return ["  scheduled; who did it is no longer stored"]
             return [f"  published{by}, no longer stored: retention took it away"]
         at_ms = self.message.published_at_ms
         ago = span(max(0, self.asked_at_ms - at_ms))
         size = _count(len(self.message.body), "byte")
+        waited = [] if self.scheduled is None else [f"  {self.scheduled.sentence()}"]
         return [
-            f"  published{by} at {format_instant(at_ms)}, {ago} ago",
+            *waited,
+            f"  {did}{by} at {format_instant(at_ms)}, {ago} ago",
             f"  stored as event {self.message.event_id}, {size}{self._place()}",
         ]
 
@@ -312,6 +355,24 @@ def span(duration_ms: int) -> str:
         1_000 if duration_ms < 3_600_000 else 60_000 if duration_ms < 86_400_000 else 3_600_000
     )
     return format_duration(duration_ms // unit_ms * unit_ms)
+
+
+def _became(one: ScheduledDescription, *, now_ms: int) -> str:
+    """Say what became of a message that was scheduled."""
+    match one.state:
+        case "waiting":
+            left = span(max(0, one.at_ms - now_ms))
+            return f"waits until {format_instant(one.at_ms)}, another {left}, for topic {one.topic}"
+        case "fired":
+            if one.offset is not None:
+                return f"fired as {one.topic}/{one.offset}"
+            where = f" to topic {one.topic}" if one.topic else ""
+            return f"fired{where}; at which offset is no longer known"
+        case "cancelled":
+            return "cancelled: it never fires"
+        case "replaced":
+            return "replaced: another message, or another time, has its place"
+    return "nothing is known of it"
 
 
 def _mark(at_ms: int, began_ms: int | None) -> str:

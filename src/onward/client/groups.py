@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from onward.client.topics import Duration, duration_ms, read_start
 from onward.delivery.filter import Filter
 from onward.delivery.ranges import Range, ranges_of
 from onward.delivery.record import GroupWish, Mode, StartAt
-from onward.delivery.retry import RetryPolicy, parse_policy
+from onward.delivery.retry import POLICY_FORMS, RetryPolicy, parse_policy
 from onward.errors import InvalidRequest
 from onward.message.message import Message
 from onward.protocol.payloads import Start
@@ -224,13 +224,21 @@ def make_wish(
     >>> make_wish(now_ms=0, lease="1m", tags="vip").lease_ms
     60000
     """
+    if mode is not None and mode not in get_args(Mode):
+        raise InvalidRequest(
+            f"mode is shared, exclusive, ordered or broadcast, not {str(mode)[:40]!r}"
+        )
+    if isinstance(retry, str):
+        retry = parse_policy(retry)
+    elif retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidRequest(f"retry is a RetryPolicy or a text, not {retry!r:.40}: {POLICY_FORMS}")
     chosen: Filter | None = None
     if tags is not None or all_tags is not None or headers is not None:
         chosen = Filter(tags_any=_tags(tags), tags_all=_tags(all_tags), headers=dict(headers or {}))
     return GroupWish(
         mode=mode,
         start=None if start is None else cast(Any, start_of(start, now_ms=now_ms)),
-        retry=parse_policy(retry) if isinstance(retry, str) else retry,
+        retry=retry,
         at_most_once=at_most_once,
         lease_ms=None if lease is None else duration_ms(lease),
         filter=chosen,

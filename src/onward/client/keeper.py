@@ -2,13 +2,16 @@
 
     connecting ──▶ connected ──▶ lost ──▶ connecting (pauses grow to two seconds) ... ──▶ closed
 
-Whoever needs a link waits for it here. Those who had something open are told of each new link, and
-restore it themselves: producers send again what has no answer, readers go on where they were.
+A loss and the return from it are said in the log (`onward.client`), once each, however many tries
+there are between. Whoever needs a link waits for it here. Those who had something open are told of
+each new link, and restore it themselves: producers send again what has no answer, readers go on
+where they were.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,6 +23,8 @@ from onward.errors import (
     ProtocolError,
     Unauthenticated,
 )
+
+logger = logging.getLogger("onward.client")
 
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
@@ -40,9 +45,13 @@ class Keeper:
         *,
         name: str,
         token: str | None,
+        addresses: Sequence[str] = (),
         jitter: random.Random | None = None,
     ) -> None:
         self._dials = list(dials)
+        self._addresses = list(addresses)
+        """Where each of `dials` leads to, for people; fewer where that is not known."""
+        self._place = ""
         self._name = name
         self._token = token
         self._jitter = jitter or random.Random()
@@ -78,7 +87,8 @@ class Keeper:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise NotConnected(f"no broker could be reached: {self._last_error}") from None
+            at = f" at {', '.join(self._addresses)}" if self._addresses else ""
+            raise NotConnected(f"no broker could be reached{at}: {self._last_error}") from None
         return self.link
 
     async def close(self) -> None:
@@ -94,6 +104,7 @@ class Keeper:
 
     async def _run(self) -> None:
         pause_s = PAUSE_S_FIRST
+        was_lost = False
         while self._final is None:
             link = await self._connect_any()
             if link is None:
@@ -101,9 +112,13 @@ class Keeper:
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
                 continue
             pause_s = PAUSE_S_FIRST
+            if was_lost:
+                logger.info("connected again%s", self._place)
             self._tell(link)
             self._last_error = await asyncio.shield(link.lost)
             if self._final is None:
+                was_lost = True
+                logger.warning("connection lost%s: %s", self._place, self._last_error)
                 self._tell(None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -121,9 +136,9 @@ class Keeper:
             listener(link)
 
     async def _connect_any(self) -> Link | None:
-        for dial in self._dials:
+        for number, dial in enumerate(self._dials):
             try:
-                return await self._connect(dial)
+                link = await self._connect(dial)
             except FINAL as error:
                 self._final = error
                 self._changed.set()
@@ -132,6 +147,10 @@ class Keeper:
                 self._last_error = error
             except (OSError, TimeoutError, UnicodeError) as error:
                 self._last_error = NotConnected(str(error) or type(error).__name__)
+            else:
+                known = self._addresses[number : number + 1]
+                self._place = f" ({known[0]})" if known else ""
+                return link
         return None
 
     async def _connect(self, dial: Dial) -> Link:

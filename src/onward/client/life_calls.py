@@ -7,12 +7,12 @@ from the message's event on, because nothing that concerns it can stand before i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from onward.client.asking import Asking
-from onward.client.explanation import Explanation, LifeStory, Publisher
+from onward.client.explanation import Explanation, LifeStory, Publisher, ScheduledOrigin
 from onward.client.finding import (
     FIND_MAX,
     Moment,
@@ -21,8 +21,9 @@ from onward.client.finding import (
     parse_id,
     read_end,
 )
+from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledDescription
 from onward.client.topics import read_start
-from onward.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
+from onward.errors import Forbidden, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from onward.message.message import Message
 from onward.message.names import check_topic_name
 from onward.protocol.payloads import Start
@@ -74,7 +75,9 @@ class LifeCalls(Asking):
         """Return the life line of a message: published, stored, and how it went in every group.
 
         It can be told of messages that retention has taken away as well, as far as the trace
-        reaches. `OffsetOutOfRange` when there never was such a message.
+        reaches; of a message that was scheduled also who did that, and of an id of the schedule
+        (`"@schedule/17"`) what became of it. `OffsetOutOfRange` when there never was such a
+        message.
 
         >>> import asyncio, onward
         >>> async def main() -> str:
@@ -102,14 +105,39 @@ class LifeCalls(Asking):
         status = await self._request({"op": "status"})
         story = LifeStory(topic, offset)
         is_complete = await self._read_trace(story, message)
-        by = state.get("published_by")
         return Explanation(
             topic=topic, offset=offset, asked_at_ms=self._clock.now_ms(), message=message,
             node=str(status["node"]), durability=_durability(message, status["durable_event_id"]),
-            published_by=None if by is None else msgspec.convert(by, Publisher),
+            published_by=_publisher(state),
             producer_id=int(state.get("producer_id") or 0),
             groups=story.lives(state["groups"]), is_complete=is_complete,
+            scheduled=await self._scheduled_origin(message),
+            became=await self._became(topic, offset),
         )  # fmt: skip
+
+    async def _scheduled_origin(self, message: Message | None) -> ScheduledOrigin | None:
+        """Return how a message came into the schedule; None when it never was there."""
+        if message is None or message.schedule_id is None or message.due_at_ms is None:
+            return None
+        origin = ScheduledOrigin(
+            schedule_id=message.schedule_id, due_at_ms=message.due_at_ms,
+            fired_at_ms=message.published_at_ms,
+        )  # fmt: skip
+        request = {"op": "message.state", "topic": SCHEDULE_TOPIC, "offset": origin.schedule_id}
+        try:
+            entry = await self.get(SCHEDULE_TOPIC, origin.schedule_id)
+            state = await self._request(request)
+        except (Forbidden, OffsetOutOfRange, UnknownTopic):
+            return origin  # the schedule keeps its entries in the log only as long as it must
+        return msgspec.structs.replace(
+            origin, scheduled_at_ms=entry.published_at_ms, scheduled_by=_publisher(state)
+        )
+
+    async def _became(self, topic: str, number: int) -> ScheduledDescription | None:
+        if topic != SCHEDULE_TOPIC:
+            return None
+        reply = await self._request({"op": "schedule.show", "id": number})
+        return msgspec.convert(reply, ScheduledDescription)
 
     async def _read_trace(self, story: LifeStory, message: Message | None) -> bool:
         """Take all rows since the message; tell whether they reach back to it."""
@@ -128,6 +156,11 @@ class LifeCalls(Asking):
         finally:
             await batches.aclose()
         return is_complete
+
+
+def _publisher(state: Mapping[str, Any]) -> Publisher | None:
+    by = state.get("published_by")
+    return None if by is None else msgspec.convert(by, Publisher)
 
 
 def _durability(message: Message | None, durable_event_id: int) -> Literal["disk", "memory", ""]:

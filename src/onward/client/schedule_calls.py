@@ -255,6 +255,8 @@ class ScheduleCalls(Asking):
         """
         if (cron is None) == (every is None):
             raise InvalidRequest("say when it comes again: either cron or every")
+        if catch_up not in ("one", "none"):
+            raise InvalidRequest(f"catch_up is one or none, not {str(catch_up)[:40]!r}")
         check_topic_name(topic)
         for value in (headers or {}).values():
             if not isinstance(value, str):

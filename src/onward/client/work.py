@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onward.client.checking import check_options
 from onward.client.client import Client
 from onward.client.consumer import Consumer
 from onward.client.delivery import Delivery
@@ -72,9 +73,12 @@ def make_work(
     for topic in wanted:
         check_topic_name(topic, system=True)
     check_group_name(group)
-    _check_count(concurrency, "concurrency", most=CONCURRENCY_MAX)
+    if len(set(wanted)) < len(wanted):
+        raise InvalidRequest(f"{name!r}: a topic is named twice")
+    _check_count(name, concurrency, "concurrency", most=CONCURRENCY_MAX)
     if batch is not None:
-        _check_count(batch, "batch", most=BATCH_MAX)
+        _check_count(name, batch, "batch", most=BATCH_MAX)
+    check_options(name, options)
     return Work(
         function=function, name=name, topics=wanted, group=group, concurrency=concurrency,
         batch=batch, signature=Signature(function, is_batch=batch is not None),
@@ -133,6 +137,8 @@ def _around(middleware: Middleware, call_next: Call) -> Call:
     return call
 
 
-def _check_count(value: object, name: str, *, most: int) -> None:
+def _check_count(function: str, value: object, name: str, *, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidRequest(f"{name} is a number from 1 to {most}, not {value!r}")
+        raise InvalidRequest(
+            f"consumer {function!r}: {name} is a number from 1 to {most}, not {value!r}"
+        )

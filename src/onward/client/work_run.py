@@ -7,6 +7,7 @@
 
 A function's error never ends a consumer. An answer that comes too late (`LeaseLost`) harms nobody:
 the message belongs to another member by now. It is worth a warning, because work was done twice.
+What fails and comes again is said seldom; a dead letter is always said, with its cause.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -70,6 +72,7 @@ class WorkRun:
                 if await self._join(membership, consumer):
                     await self._work(consumer)
         finally:
+            self._seldom.flush()
             if self._threads is not None:
                 self._threads.close()
 
@@ -274,9 +277,30 @@ class WorkRun:
                 "unanswered",
                 f"{name!r}: the answer to {first} is not confirmed, it may come again: {unknown}",
             )
+        else:
+            self._say_dead(part, error, cause)
         if self._on_settled is not None:
             for delivery in part:
                 self._on_settled(self.work, delivery, did, cause)
+
+    def _say_dead(self, part: Deliveries, error: BaseException | None, cause: str) -> None:
+        """Say which messages are dead letters now: rejected, or they have failed too often."""
+        consumer = self._consumer
+        if error is None or consumer is None or consumer.mode == "broadcast":
+            return
+        if isinstance(error, Reject):
+            dead = part
+        elif isinstance(error, Retry) and not error.count:
+            return
+        else:
+            limit = consumer.retry_limit or sys.maxsize
+            dead = [delivery for delivery in part if delivery.attempt >= limit]
+        for some in neighbours(dead):
+            more = f" to {some[-1].offset}" if len(some) > 1 else ""
+            logger.warning(
+                "dead letter of group %r: %s%s, attempt %d of %r: %s",
+                self.work.group, some[0].id, more, some[-1].attempt, self.work.name, cause,
+            )  # fmt: skip
 
 
 def neighbours(deliveries: Deliveries) -> list[Deliveries]:

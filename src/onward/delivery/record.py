@@ -146,6 +146,13 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return InvalidRequest(f"group '{self.name}': {text}")
 
 
+class _UnnamedRecord(GroupRecord, frozen=True, omit_defaults=True):
+    """A record that a wish is tried on before it is known which group it is for."""
+
+    def _wrong(self, text: str) -> InvalidRequest:
+        return InvalidRequest(f"group: {text}")
+
+
 class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a member or an operator asks of a group; None: whatever it is.
 
@@ -168,7 +175,7 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
     def check(self) -> GroupWish:
         """Return the wish when a group can be made of it, else raise `InvalidRequest`."""
         check_types(self, "group")
-        self._onto(GroupRecord("group")).check()
+        self._onto(_UnnamedRecord("group")).check()
         return self
 
     def new_record(self, name: str, topics: tuple[str, ...], now_ms: int) -> GroupRecord:

@@ -31,7 +31,7 @@ FACTOR_LIMIT: Final = 1_000.0
 
 _ATTEMPTS_DEFAULT: Final = 16
 # A pure package imports no leaf but the errors, so the few units of a pause are read here.
-_FORMS: Final = (
+POLICY_FORMS: Final = (
     "write ladder, none, fixed:10s, fixed:10s:5 (deliveries), exponential:1s..1h, "
     "exponential:1s..1h:8 or your own steps: 10s,1m,5m"
 )
@@ -134,7 +134,7 @@ def parse_policy(text: str) -> RetryPolicy:
     try:
         return _read(text).check()
     except InvalidRequest as error:
-        raise InvalidRequest(f"{text!r} is not a retry policy ({error}): {_FORMS}") from None
+        raise InvalidRequest(f"{text!r} is not a retry policy ({error}): {POLICY_FORMS}") from None
 
 
 def check_types(struct: msgspec.Struct, what: str) -> None:

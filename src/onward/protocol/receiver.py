@@ -195,5 +195,5 @@ class Receiver:
 
 def _preface_fault(got: bytes) -> str:
     if any(got.startswith(method) or method.startswith(got) for method in _HTTP):
-        return "this is the port for Onward clients, not HTTP: the console and API have their own"
+        return "this is the port for Onward clients, not HTTP"
     return f"a client begins with the preface 'ONWARD1\\n', not {got!r}"

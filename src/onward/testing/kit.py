@@ -6,8 +6,9 @@
 
 `deliver` publishes and returns when every group of the App that consumes the topic has answered:
 acked, retried, dead or filtered, and why. The broker's clock stands still until `advance` moves it;
-retries that come due on the way happen in their order, each at its time. What is real: broker,
-protocol, client, middleware, threads. What is not: sockets, the disk, and time.
+what comes due on the way (retries, scheduled messages, recurring runs) happens in its order, each
+at its time. What is real: broker, protocol, client, middleware, threads. What is not: sockets, the
+disk, and time, which begins with the year 2026.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypeVar
 
@@ -142,8 +144,12 @@ class Kit:
         await self.idle()
         return self._outcome_at(topic, offset)
 
+    def now(self) -> datetime:
+        """Return what time it is here: 2026-01-01T00:00:00Z and what `advance` has added."""
+        return datetime.fromtimestamp(self.clock.now_ms() / 1000, tz=UTC)
+
     async def advance(self, duration: Duration) -> None:
-        """Let time pass. Retries that come due happen on the way, each at its time."""
+        """Let time pass. Retries and scheduled messages happen on the way, each at its time."""
         target_ms = self.clock.now_ms() + duration_ms(duration)
         await self.idle()
         for _ in range(STEPS_MAX):
@@ -187,12 +193,14 @@ class Kit:
         self.clock.advance(ms)
         # Nobody was silent: no time has passed on the wire.
         await self._broker.housekeeping.tick(late_ms=ms)
+        self._broker.scheduling.wake()
         for crew in list(self._broker.consuming.crews.values()):
             self._broker.consuming.serve_soon(crew)
 
     def _next_due_ms(self) -> int | None:
-        """Return when the next retry is due, or the limit of a key lets something through."""
-        dues: list[int] = []
+        """Return when a retry or the schedule is due, or a key's limit lets something through."""
+        scheduled_ms = self._broker.scheduling.order.next_ms()
+        dues: list[int] = [] if scheduled_ms is None else [scheduled_ms]
         for _, source in self._sources():
             if (due_ms := source.share.next_due_ms()) is not None:
                 dues.append(due_ms)
@@ -213,6 +221,7 @@ class Kit:
         trace = self._broker.catalogue.by_name.get("@trace")
         return (
             (self._run is None or self._run.is_idle)
+            and not self._broker.scheduling.is_busy
             and (due_ms is None or due_ms > self.clock.now_ms())
             and (trace is None or self._trace_offset >= trace.next_offset)
             and not any(crew.leases.count for crew in crews)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onward.client.groups import DeadLetterDescription
@@ -40,8 +41,12 @@ class SyncKit:
         outcome: Outcome = self._call(self._kit.outcome(message_id))
         return outcome
 
+    def now(self) -> datetime:
+        """Return what time it is here: 2026-01-01T00:00:00Z and what `advance` has added."""
+        return self._kit.now()
+
     def advance(self, duration: Duration) -> None:
-        """Let time pass. Retries that come due happen on the way, each at its time."""
+        """Let time pass. Retries and scheduled messages happen on the way, each at its time."""
         self._call(self._kit.advance(duration))
 
     def idle(self) -> None:

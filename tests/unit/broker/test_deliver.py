@@ -5,6 +5,8 @@ from random import Random
 
 import pytest
 
+from onward.broker.catalogue import Topic, TopicRecord
+from onward.broker.group_ranges import outside
 from onward.log.retention import rewrite
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import Start, decode_end
@@ -54,6 +56,14 @@ async def test_the_clock_may_be_set_back_and_reads_by_time_still_work() -> None:
     assert await speaker.read("orders", Start(time_ms=START_MS)) == [b"0", b"1", b"2"]
     assert await speaker.read("orders", Start(time_ms=START_MS + 1)) == [b"2"]
     await broker.stop()
+
+
+def test_an_offset_outside_is_told_what_the_topic_holds() -> None:
+    record = TopicRecord(number=1, name="orders")
+    held = Topic(record, first_offset=3, next_offset=1_001)
+    assert str(outside(held, 2)).endswith("topic 'orders', which holds 3 to 1000")
+    empty = Topic(record, first_offset=7, next_offset=7)
+    assert str(outside(empty, 9)) == "offset 9 is outside of topic 'orders', which is empty"
 
 
 @pytest.mark.parametrize("offset", [4, 1_000, 2**63 - 1])

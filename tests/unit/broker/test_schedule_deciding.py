@@ -262,3 +262,16 @@ async def test_pages_of_a_list_hold_what_waits_in_the_order_in_which_it_fires(
     assert sum(bar["count"] for bar in calendar["bars"]) == 28
     assert calendar["topics"] == {"even": 14, "odd": 14}
     await schedule.broker.stop()
+
+
+async def test_the_status_counts_what_was_cancelled_until_its_time_and_the_list_does_not() -> None:
+    schedule = await Schedule.of(await open_broker())
+    await schedule.add(HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS)
+    assert await schedule.cancel(0) == ["cancelled"]
+    assert schedule.broker.status()["scheduled"] == 3
+    listed = (await schedule.ask("schedule.list"))["scheduled"]
+    assert [one["id"] for one in listed] == [1, 2]
+    await schedule.passes(HOUR_MS)
+    assert schedule.broker.status()["scheduled"] == 2
+    assert schedule.fired() == []
+    await schedule.broker.stop()

@@ -56,9 +56,27 @@ def test_a_group_can_be_shown_to_people(onward: Onward):
     onward("publish", "shown", "0", "1")
     onward("group", "create", "shown-to", "shown", "--tenant", "acme=2", "--at-most-once")
     shown = text(onward("group", "show", "shown-to"))
-    assert "none, 1 attempts at most" in shown
+    assert "none, 1 attempt at most" in shown
+    assert "idle" in shown
     assert "acme=2" in shown
     assert shown.splitlines()[-1].split()[:4] == ["shown", "0", "2", "2"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("ladder", "ladder, 17 attempts at most"),
+        ("10s,1m,5m", "own steps 10s 1m 5m, 4 attempts at most"),
+        ("fixed:10s:5", "fixed, 10s between attempts, 5 attempts at most"),
+        ("exponential:1s..1h:8", "exponential, 1s to 1h between attempts, 8 attempts at most"),
+    ],
+)
+def test_people_are_told_how_a_group_tries_again(onward: Onward, policy: str, words: str):
+    onward("publish", "tried", "0")
+    group = f"trying-{policy[:3]}"
+    shown = text(onward("group", "create", group, "tried", "--retry", policy))
+    (line,) = [line for line in shown.splitlines() if line.startswith("retry ")]
+    assert line.split(maxsplit=1)[1] == words
 
 
 def test_a_change_leaves_the_rest(onward: Onward):

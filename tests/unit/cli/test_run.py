@@ -210,6 +210,45 @@ async def test_a_stop_during_the_pause_waits_for_no_new_worker(
         crew.stop()
 
 
+async def test_a_worker_whose_app_is_wrong_ends_them_all_and_none_is_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first that makes the folder is wrong, as soon as the other one is ready.
+    wrong = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "wrong").mkdir()
+except FileExistsError:
+    pass
+else:
+    while not any(one.name.isdigit() for one in folder.iterdir()):
+        time.sleep(0.01)
+    sys.exit(2)
+"""
+    command = [sys.executable, "-c", wrong + PATIENT, str(tmp_path), "0"]
+    async with asyncio.timeout(WAIT_S):
+        assert await workers.supervise(command, 2) == 2
+    assert len(pids(tmp_path)) == 1
+    assert "its app cannot run as it is" in caplog.text
+    assert "the next one starts" not in caplog.text
+
+
+def test_an_app_that_asks_for_what_is_wrong_ends_with_two_and_says_why(
+    shop: Path, address: str
+) -> None:
+    (shop / "shop.py").write_text(
+        SHOP + "\n\n@app.on_start\nasync def begin():\n    await app.publish('', 'no topic')\n"
+    )
+    process = start(shop, address)
+    try:
+        assert process.wait(WAIT_S) == 2
+    finally:
+        process.kill()
+        process.communicate()
+    assert "shop:app cannot run: " in (shop / "run.lines").read_text()
+
+
 async def test_workers_that_do_not_listen_are_ended(tmp_path: Path) -> None:
     deaf = PATIENT.replace("lambda *_: sys.exit(int(sys.argv[2]))", "signal.SIG_IGN")
     crew = Workers([sys.executable, "-c", deaf, str(tmp_path)])

@@ -90,8 +90,11 @@ def test_what_is_due_fires_and_says_where_it_is(onward: Onward, topic: str):
     number = scheduled(onward, topic, "now", "--at", "2020-01-01")
     fired = until_fired(onward, number)
     assert (fired["topic"], fired["offset"]) == (topic, 0)
-    (cancelled,) = records(onward("schedule", "cancel", number, "--json"))
-    assert (cancelled["state"], cancelled["offset"]) == ("fired", 0)
+    late = onward("schedule", "cancel", number, "--json")
+    cancelled = json.loads(late.stdout)
+    assert (cancelled["state"], cancelled["offset"], late.returncode) == ("fired", 0, 1)
+    nothing = onward("schedule", "cancel", "@schedule/999999999")
+    assert (b"not_found" in nothing.stdout, nothing.returncode) == (True, 1)
     refused = onward("schedule", "move", number, "--delay", "1h")
     assert refused.returncode == 1
     assert f"cannot be moved: it is fired ({topic}/0) (conflict)" in refused.stderr.decode()

@@ -4,6 +4,8 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from onward.cli.top import Sample, make_view
 from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
 from onward.client.topics import TopicDescription
@@ -69,7 +71,12 @@ def test_one_screen_of_a_real_broker_is_plain_text_in_a_pipe(onward: Onward):
     assert "\x1b" not in shown
     assert "PUBLISHED/S" in shown
     row = next(line for line in shown.splitlines() if line.startswith("topping"))
-    assert row.split()[:4] == ["topping", "shared", "0", "2"]
+    assert row.split()[:4] == ["topping", "idle", "0", "2"]
+
+
+def test_one_screen_clears_nothing_on_a_terminal(onward: Onward, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("onward.cli.top.is_terminal", lambda: True)
+    assert b"\x1b" not in onward("top", "--once", "--interval", "10ms").stdout
 
 
 def test_one_screen_for_machines_is_one_line_of_json(onward: Onward):

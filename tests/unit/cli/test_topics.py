@@ -100,3 +100,10 @@ def test_status_has_the_numbers_of_the_broker(onward: Onward):
     assert status["durability"] == "disk"
     assert int(str(status["next_event_id"])) >= 1
     assert b"log_bytes" in onward("status").stdout
+
+
+def test_a_time_that_is_not_there_is_a_dash(onward: Onward):
+    assert record(onward("status", "--json"))["next_due_at_ms"] == 0
+    shown = onward("status").stdout.decode()
+    (line,) = [line for line in shown.splitlines() if line.startswith("next_due_at_ms")]
+    assert line.split() == ["next_due_at_ms", "-"]

@@ -559,6 +559,32 @@ async def test_a_consumer_whose_group_is_deleted_ends_the_app_with_the_error() -
         await delete()
 
 
+# --- what is logged ----------------------------------------------------------------------------
+
+
+async def test_every_dead_letter_is_logged_with_its_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, settled = App(), Settled()
+
+    @app.consumer("orders", group="billing", retry="fixed:0s:2")
+    async def charge(body: str) -> None:
+        if body == "never":
+            raise Reject("no such customer")
+        raise OSError(f"no bank for {body}")
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", ["never", "a", "b", "c"])
+        await until(lambda: len(settled.rows) == 7)
+    said = [text for text in caplog.messages if text.startswith("dead letter")]
+    assert sorted(said) == [
+        "dead letter of group 'billing': orders/0, attempt 1 of 'charge': no such customer",
+        "dead letter of group 'billing': orders/1, attempt 2 of 'charge': OSError: no bank for a",
+        "dead letter of group 'billing': orders/2, attempt 2 of 'charge': OSError: no bank for b",
+        "dead letter of group 'billing': orders/3, attempt 2 of 'charge': OSError: no bank for c",
+    ]
+
+
 # --- mistakes ----------------------------------------------------------------------------------
 
 
@@ -567,17 +593,46 @@ def test_what_can_be_wrong_with_a_consumer_is_said_when_it_is_decorated() -> Non
 
     async def charge(body: bytes) -> None: ...
 
-    for mistake, said in [
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"topics": []}, "at least one topic"),
         ({"concurrency": 0}, "concurrency is a number from 1 to"),
         ({"batch": True}, "batch is a number from 1 to"),
         ({"batch": 5}, "takes batches"),
         ({"ordered": True, "mode": "shared"}, "the mode is 'shared'"),
-    ]:
+        ({"topics": ["orders", "orders"]}, "'.*charge': a topic is named twice"),
+        ({"leese": "1m"}, "'.*charge' has no option 'leese'; did you mean 'lease'?"),
+        ({"colour": "red"}, "'.*charge' has no option 'colour': it has mode, "),
+        ({"retry": "sometimes"}, "'.*charge', option 'retry': 'sometimes' is not a retry policy"),
+        ({"retry": 5}, "'.*charge', option 'retry': "),
+        ({"lease": "soon"}, "'.*charge', option 'lease': "),
+        ({"lease": 0}, "'.*charge', option 'lease': "),
+        ({"mode": "shard"}, "'.*charge', option 'mode': .*'shard'"),
+        ({"tags": 5}, "'.*charge', option 'tags': "),
+        ({"headers": "no"}, "'.*charge', option 'headers': "),
+        ({"start": "once upon a time"}, "'.*charge', option 'start': "),
+        ({"credit": 0}, "'.*charge', option 'credit': credit is 1 to"),
+        ({"member": ""}, "'.*charge', option 'member': "),
+        ({"refuse": "yes"}, "'.*charge', option 'refuse': refuse is True or False"),
+        ({"position": 7}, "'.*charge', option 'position': "),
+        ({"position": "here", "mode": "shared"}, "'.*charge': a position is kept only by"),
+        ({"at_most_once": True, "retry": "fixed:1s:5"}, "'.*charge': "),
+    ]
+    for mistake, said in mistakes:
         given: dict[str, Any] = {"topics": "orders", "group": "billing", **mistake}
         with pytest.raises(InvalidRequest, match=said):
             app.consumer(**given)(charge)
     assert app.works == []
+
+
+def test_options_that_a_consumer_can_have_are_taken_as_they_are() -> None:
+    app = App()
+    options: dict[str, Any] = {
+        "mode": "broadcast", "start": "10m", "member": "ann", "credit": 5, "lease": "1m",
+        "retry": None, "tags": "vip,new", "headers": {"to": "ann"}, "refuse": False,
+        "position": "here",
+    }  # fmt: skip
+    app.consumer("orders", group="billing", **options)(lambda body: None)
+    assert app.works[0].options == options
 
 
 def test_two_functions_on_one_topic_in_one_group_are_refused() -> None:

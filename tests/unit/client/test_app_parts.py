@@ -24,6 +24,7 @@ from onward.client.threads import Threads
 from onward.errors import InvalidRequest
 from onward.message.message import Message
 from onward.testing.clock import ManualClock
+from onward.testing.loop import VirtualClock, run, running_loop
 
 
 @dataclass
@@ -328,6 +329,34 @@ def test_what_comes_in_swarms_is_said_seldom_and_counted(caplog: pytest.LogCaptu
     assert caplog.messages == [
         "number 0", "another thing", "number 5 (and 4 more like this before)"
     ]  # fmt: skip
+
+
+def test_what_was_left_out_is_said_by_a_flush(caplog: pytest.LogCaptureFixture) -> None:
+    seldom = Seldom(logging.getLogger("test"), clock=ManualClock())
+    for number in range(4):
+        seldom.warn("failed", f"number {number}")
+    seldom.flush()
+    seldom.flush()
+    assert caplog.messages == ["number 0", "3 more like this, the last one: number 3"]
+
+
+def test_what_was_left_out_is_said_after_a_second_though_nothing_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def swarm() -> None:
+        seldom = Seldom(logging.getLogger("test"), clock=VirtualClock(running_loop()))
+        for number in range(4):
+            seldom.warn("failed", f"number {number}")
+        await asyncio.sleep(0.999)
+        assert caplog.messages == ["number 0"]
+        await asyncio.sleep(0.002)
+        assert caplog.messages[1:] == ["3 more like this, the last one: number 3"]
+        seldom.warn("failed", "number 4")
+        assert len(caplog.messages) == 2
+        await asyncio.sleep(1.001)
+        assert caplog.messages[2:] == ["1 more like this, the last one: number 4"]
+
+    run(swarm(), seed=7)
 
 
 def test_a_blocked_loop_is_noticed_by_the_clock_and_blamed_on_its_function() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from onward.client.explanation import Explanation, LifeStory, Publisher, span
+import pytest
+
+from onward.client.explanation import Explanation, LifeStory, Publisher, ScheduledOrigin, span
+from onward.client.scheduled import ScheduledDescription
 from onward.delivery.trace import Trace, encode_rows
 from onward.message.message import Message
 
@@ -189,3 +192,69 @@ def test_a_retry_that_waits_tells_why_it_failed():
     story = story_of(row("retried", 0, attempt=1, due_at_ms=60_000, cause="no luck"))
     (life,) = story.lives([{"group": "billing", "state": "waiting", "due_at_ms": 60_000}])
     assert life.sentence(now_ms=0).endswith(": no luck")
+
+
+# --- the schedule ------------------------------------------------------------------------------
+
+
+def test_a_message_that_was_scheduled_tells_by_whom_when_and_how_late_it_fired():
+    origin = ScheduledOrigin(
+        schedule_id=17, due_at_ms=60_000, fired_at_ms=60_004, scheduled_at_ms=SECOND,
+        scheduled_by=Publisher("shop", "web-1", 4711),
+    )  # fmt: skip
+    life = Explanation(
+        topic="orders", offset=7, asked_at_ms=61_004, scheduled=origin,
+        message=Message("orders", 7, b"x", published_at_ms=60_004, event_id=12),
+    )  # fmt: skip
+    scheduled, published = life.lines()[1:3]
+    assert scheduled == (
+        "  scheduled by shop on web-1, pid 4711 at 1970-01-01T00:00:01.000Z for "
+        "1970-01-01T00:01:00.000Z (schedule id 17), fired 4 ms after its time"
+    )
+    assert published == "  published at 1970-01-01T00:01:00.004Z, 1 s ago"
+
+
+def test_a_time_that_was_past_is_not_told_as_lateness():
+    origin = ScheduledOrigin(
+        schedule_id=17, due_at_ms=0, fired_at_ms=60_004, scheduled_at_ms=60_000
+    )
+    assert origin.sentence().endswith("(schedule id 17), which was past: fired 4 ms later")
+
+
+def test_who_scheduled_a_message_may_be_forgotten_and_that_is_said():
+    origin = ScheduledOrigin(schedule_id=17, due_at_ms=60_000, fired_at_ms=60_004)
+    assert origin.sentence() == (
+        "scheduled for 1970-01-01T00:01:00.000Z (schedule id 17), fired 4 ms after its time; "
+        "who scheduled it is no longer stored"
+    )
+
+
+@pytest.mark.parametrize(
+    ("became", "line"),
+    [
+        (
+            ScheduledDescription(id=5, state="waiting", topic="orders", at_ms=60_000),
+            "waits until 1970-01-01T00:01:00.000Z, another 50 s, for topic orders",
+        ),
+        (ScheduledDescription(id=5, state="fired", topic="orders", offset=3), "fired as orders/3"),
+        (
+            ScheduledDescription(id=5, state="fired", topic="orders"),
+            "fired to topic orders; at which offset is no longer known",
+        ),
+        (
+            ScheduledDescription(id=5, state="fired"),
+            "fired; at which offset is no longer known",
+        ),
+        (ScheduledDescription(id=5, state="cancelled"), "cancelled: it never fires"),
+        (
+            ScheduledDescription(id=5, state="replaced"),
+            "replaced: another message, or another time, has its place",
+        ),
+        (ScheduledDescription(id=5, state="not_found"), "nothing is known of it"),
+    ],
+)
+def test_an_id_of_the_schedule_tells_what_became_of_it(became: ScheduledDescription, line: str):
+    life = Explanation(topic="@schedule", offset=5, asked_at_ms=10_000, became=became)
+    assert life.lines() == [
+        "@schedule/5", "  scheduled; who did it is no longer stored", f"  {line}",
+    ]  # fmt: skip

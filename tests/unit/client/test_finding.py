@@ -95,3 +95,16 @@ def test_a_wish_has_only_what_was_asked_for():
 def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object]):
     with pytest.raises(InvalidRequest):
         make_wish(now_ms=0, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "choices"),
+    [
+        ({"mode": "sharde"}, "mode is shared, exclusive, ordered or broadcast, not 'sharde'"),
+        ({"mode": ["shared"]}, "mode is shared, exclusive, ordered or broadcast"),
+        ({"retry": 5}, "retry is a RetryPolicy or a text, not 5: write ladder, none, fixed:10s"),
+    ],
+)
+def test_a_wish_of_a_wrong_kind_is_told_the_choices(asked: dict[str, object], choices: str):
+    with pytest.raises(InvalidRequest, match=choices):
+        make_wish(now_ms=0, **asked)  # type: ignore[arg-type]

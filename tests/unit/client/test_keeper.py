@@ -1,6 +1,7 @@
 """The keeper: it comes back, and gives up only where trying again is of no use."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -120,3 +121,43 @@ async def test_a_keeper_that_fails_tells_those_who_wait() -> None:
     keeper = Keeper([dial], name="test", token=None)
     with pytest.raises(NotConnected, match="a mistake of ours"):
         await keeper.open(timeout_s=60)
+
+
+async def test_nobody_there_is_said_with_every_address_that_was_tried() -> None:
+    async def refuse(make: Callable[[], Link]) -> Link:
+        raise OSError("no route")
+
+    keeper = Keeper([refuse, refuse], name="test", token=None, addresses=["a:7700", "b:7700"])
+    with pytest.raises(NotConnected, match="reached at a:7700, b:7700: no route"):
+        await keeper.open(timeout_s=0.1)
+
+
+async def test_a_loss_and_the_return_are_logged_once_each_with_the_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="onward.client")
+
+    def said() -> list[tuple[str, str]]:
+        return [
+            (record.levelname, record.getMessage().partition(": ")[0])
+            for record in caplog.records
+            if record.name == "onward.client"
+        ]
+
+    async with calling() as (_, cable, _):
+        keeper = Keeper([cable.dial], name="test", token=None, addresses=["a:7700"])
+        await keeper.open(timeout_s=30)
+        assert said() == []
+        caplog.clear()
+        dialled = cable.dialled
+        cable.pull()
+        async with asyncio.timeout(30):
+            while cable.dialled < dialled + 4:  # noqa: ASYNC110  # a cable tells nobody
+                await asyncio.sleep(0.01)
+        cable.plug()
+        await keeper.connected(timeout_s=30)
+        await keeper.close()
+        mine = [one for one in said() if "a:7700" in one[1]]
+        assert mine == [
+            ("WARNING", "connection lost (a:7700)"), ("INFO", "connected again (a:7700)")
+        ]  # fmt: skip

@@ -466,3 +466,49 @@ def test_threads_schedule_cancel_move_and_look_without_awaiting():
         assert mq.recurring()[0].name == "tick"
         with pytest.raises(InvalidRequest):
             mq.publish("orders", "x", delay=-1)
+        with pytest.raises(InvalidRequest, match="catch_up is one or none, not 'all'"):
+            mq.set_recurring("tick", "ticks", "", every="1h", catch_up="all")  # type: ignore[arg-type]
+
+
+# --- explaining --------------------------------------------------------------------------------
+
+
+async def test_a_fired_message_is_explained_with_who_scheduled_it_and_for_when(trio: Trio):
+    client, _, _ = trio
+    await client.publish("orders", "now")
+    receipt = await client.publish("orders", "x", delay=1)
+    await until_fired(client, 1)
+    origin = (await client.explain("orders/1")).scheduled
+    assert origin is not None
+    entry = await client.get("@schedule", receipt.schedule_id)
+    assert origin.scheduled_by is not None
+    assert (origin.schedule_id, origin.due_at_ms) == (receipt.schedule_id, receipt.due_at_ms)
+    assert (origin.scheduled_by.client, origin.scheduled_at_ms) == ("test", entry.published_at_ms)
+    assert (await client.explain("orders/0")).scheduled is None
+
+
+async def test_a_fired_message_is_explained_when_the_log_has_left_its_entry_behind(trio: Trio):
+    client, cable, _ = trio
+    receipt = await client.publish("orders", "x", delay=1)
+    await until_fired(client, 1)
+    cable.broker.catalogue.by_name["@schedule"].first_offset = 1
+    life = await client.explain("orders/0")
+    assert life.scheduled is not None
+    assert (life.scheduled.schedule_id, life.scheduled.due_at_ms) == (0, receipt.due_at_ms)
+    assert life.lines()[1].endswith("; who scheduled it is no longer stored")
+    assert (await client.explain("@schedule/0")).lines()[-1] == "  fired as orders/0"
+
+
+async def test_an_id_of_the_schedule_is_explained_by_what_became_of_it(trio: Trio):
+    client, _, _ = trio
+    await client.publish("orders", "fires", at=0)
+    await until_fired(client, 1)
+    await client.publish_many("orders", ["waits", "cancelled", "moved"], delay="1h")
+    await client.cancel_scheduled(2)
+    await client.reschedule(3, delay="2h")
+    told = [(await client.explain(f"@schedule/{number}")).lines() for number in range(5)]
+    assert [lines[-1].split()[0] for lines in told] == [
+        "fired", "waits", "cancelled:", "replaced:", "waits",
+    ]  # fmt: skip
+    assert told[0][1].startswith("  scheduled by test")
+    assert told[0][-1] == "  fired as orders/0"

@@ -170,6 +170,11 @@ def test_a_wish_with_nonsense_is_refused_before_it_travels(wish: GroupWish):
         wish.check()
 
 
+def test_a_wish_that_is_for_no_group_yet_names_none():
+    with pytest.raises(InvalidRequest, match="^group: lease_ms is 1000 to 86400000, not 1$"):
+        GroupWish(lease_ms=1).check()
+
+
 def test_a_wish_that_makes_sense_is_returned_by_its_check():
     wish = GroupWish(mode="broadcast", retry=RetryPolicy(kind="fixed"))
     assert wish.check() is wish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -238,3 +239,67 @@ def test_a_test_without_a_loop_is_told_what_ended_the_app() -> None:
 def test_a_mistake_is_raised_in_the_thread_of_the_test() -> None:
     with pytest.raises(InvalidRequest, match="no consumer"), kit(App()):
         raise AssertionError("never entered")
+
+
+async def test_what_is_scheduled_fires_when_time_passes_each_at_its_time() -> None:
+    app, got = App(), []
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: str) -> None:
+        got.append((body, k.clock.now_ms() - began_ms))
+
+    async with kit(app) as k:
+        began_ms = k.clock.now_ms()
+        await k.mq.publish("orders", "third", at=k.now() + timedelta(hours=1))
+        await k.mq.publish("orders", "first", delay="10s")
+        await k.mq.publish("orders", "second", delay="20s")
+        await k.advance("9s")
+        assert got == []
+        await k.advance("1m")
+        assert got == [("first", 10_000), ("second", 20_000)]
+        assert (await k.outcome("orders/0")).did == "acked"
+        await k.advance("1d")
+        assert got[2:] == [("third", 3_600_000)]
+
+
+async def test_what_was_cancelled_does_not_fire_and_does_not_stop_time() -> None:
+    app, got = App(), []
+
+    @app.consumer("orders", group="billing")
+    async def charge(body: str) -> None:
+        got.append(body)
+
+    async with kit(app) as k:
+        await k.mq.publish("orders", "never", delay="10s", unique="order-7")
+        await k.mq.cancel_scheduled(unique="order-7")
+        await k.advance("1h")
+        assert got == []
+        assert k.now() == datetime(2026, 1, 1, 1, tzinfo=UTC)
+
+
+async def test_every_recurring_run_comes_at_its_time() -> None:
+    app, got = App(), []
+
+    @app.consumer("ticks", group="clock")
+    async def tick(body: str) -> None:
+        got.append(k.clock.now_ms() - began_ms)
+
+    async with kit(app) as k:
+        began_ms = k.clock.now_ms()
+        await k.mq.set_recurring("tick", "ticks", "", every="10m")
+        await k.advance("1h")
+        assert got == [600_000 * number for number in range(1, 7)]
+
+
+def test_the_schedule_fires_without_async_too() -> None:
+    app, got = App(), []
+
+    @app.consumer("orders", group="billing")
+    def charge(body: str) -> None:
+        got.append(body)
+
+    with kit(app) as k:
+        k.mq.publish("orders", "later", delay="10s")
+        k.advance("1m")
+        assert got == ["later"]
+        assert k.now() == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
