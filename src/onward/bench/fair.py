@@ -120,7 +120,7 @@ async def _measure(address: str, seconds: float, *, is_flooded: bool) -> Waits:
 def _app(address: str, waits: Waits, *, count_from_ns: int) -> onward.App:
     app = onward.App(address)
 
-    @app.consumer("bench", group="bench", concurrency=HANDLERS, credit=HANDLERS, tenants={})
+    @app.consumer("bench", group="bench", concurrency=HANDLERS, credit=HANDLERS // 2, tenants={})
     async def handle(message: onward.Message) -> None:
         now_ns = time.perf_counter_ns()
         if message.tenant == "flood":

@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from onward.client.client import Client
 from onward.client.consumer import Consumer
@@ -213,14 +214,46 @@ class WorkRun:
 
     async def _perform(self, deliveries: Deliveries) -> None:
         """Call the function in its slot, then answer outside of it."""
+        is_answered_later = False
         try:
             try:
                 error = await self._outcome(deliveries)
             finally:
                 self.slots.ran()
-            await self._settle_all(deliveries, error)
+            if error is None and self.work.batch is None:
+                is_answered_later = self._ack_soon(deliveries[0])
+            if not is_answered_later:
+                await self._settle_all(deliveries, error)
         finally:
-            self.slots.answered()
+            if not is_answered_later:
+                self.slots.answered()
+
+    def _ack_soon(self, delivery: Delivery) -> bool:
+        """Ack one message without a task that waits for it; False: it needs a closer look."""
+        batch = delivery.batch
+        if batch is None or delivery.is_lost or delivery.offset not in batch.held:
+            return False
+        answer = batch.ack_range_soon(delivery.offset, delivery.offset + 1)
+        answer.add_done_callback(partial(self._acked, delivery))
+        return True
+
+    def _acked(self, delivery: Delivery, answer: asyncio.Future[None]) -> None:
+        self.slots.answered()
+        error = None if answer.cancelled() else answer.exception()
+        if error is not None:
+            self._say_unanswered(delivery.id, error)
+        if self._on_settled is not None:
+            self._on_settled(self.work, delivery, "acked" if error is None else "lost", "")
+
+    def _say_unanswered(self, first: str, error: BaseException) -> None:
+        name = self.work.name
+        if isinstance(error, LeaseLost):
+            self._seldom.warn("lost", f"{name!r} was too late with {first}: {error}")
+        else:
+            self._seldom.warn(
+                "unanswered",
+                f"{name!r}: the answer to {first} is not confirmed, it may come again: {error}",
+            )
 
     async def _outcome(self, deliveries: Deliveries) -> BaseException | None:
         try:
@@ -265,18 +298,11 @@ class WorkRun:
     async def _settle(self, part: Deliveries, error: BaseException | None) -> None:
         """Give one answer for messages that stand side by side in one delivery."""
         cause = "" if error is None else cause_of(error)
-        name, first = self.work.name, part[0].id
         try:
             did = await _answer(part, error, cause)
-        except LeaseLost as lost:
+        except OnwardError as unanswered:
             did = "lost"
-            self._seldom.warn("lost", f"{name!r} was too late with {first}: {lost}")
-        except OnwardError as unknown:
-            did = "lost"
-            self._seldom.warn(
-                "unanswered",
-                f"{name!r}: the answer to {first} is not confirmed, it may come again: {unknown}",
-            )
+            self._say_unanswered(part[0].id, unanswered)
         else:
             self._say_dead(part, error, cause)
         if self._on_settled is not None:
