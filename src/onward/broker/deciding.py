@@ -164,7 +164,13 @@ class Deciding:
 
     def found(self, numbers: list[int], uniques: list[str], places: Places) -> list[Found]:
         """Return what became of numbers and business keys; who calls holds the lock."""
-        found = [self._found(number, places.by_number.get(number)) for number in numbers]
+        # What is stored while these are looked up was not there when it was asked about.
+        found = [
+            self._found(number, places.by_number.get(number))
+            if number < places.number_end
+            else Found("unknown", number)
+            for number in numbers
+        ]
         return found + [self._found_unique(places.by_unique.get(one)) for one in uniques]
 
     def _found(self, number: int, place: Waiting | None) -> Found:

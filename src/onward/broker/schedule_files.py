@@ -68,6 +68,8 @@ class Places(NamedTuple):
 
     by_number: dict[int, Waiting]
     by_unique: dict[str, Waiting]
+    number_end: int
+    """All numbers that were looked through are below."""
 
 
 class ScheduleFiles:
@@ -235,6 +237,7 @@ class ScheduleFiles:
         """Find numbers and business keys; who calls holds the lock."""
         by_number: dict[int, Waiting] = {}
         by_unique: dict[str, Waiting] = {}
+        number_end = self._tails[-1].part.number_end
         for unique in uniques:
             for tail in reversed(self._tails):
                 if (number := tail.uniques.get(unique)) is not None:
@@ -264,7 +267,7 @@ class ScheduleFiles:
 
         if runs and (missing or unseen):
             await self._broker.in_thread(read)
-        return Places(by_number, by_unique)
+        return Places(by_number, by_unique, number_end)
 
     async def record(self, number: int) -> Record:
         """Return the message with this number, which waits; who calls holds the lock."""

@@ -5,7 +5,7 @@
 
     order      the rows of all parts in the order of (at_ms, number), and where firing has come to
     marks      numbers that will not fire: cancelled, replaced, fired early
-    calendar   how many fire when, for people
+    counts     how many of a run fire when, for the calendar
     recurring  schedules that come again: cron with a time zone, or every so often
 
 The number of a scheduled message is its offset in `@schedule`. Nothing here looks at a clock: the

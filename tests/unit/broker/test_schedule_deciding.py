@@ -275,3 +275,17 @@ async def test_the_status_counts_what_was_cancelled_until_its_time_and_the_list_
     assert schedule.broker.status()["scheduled"] == 2
     assert schedule.fired() == []
     await schedule.broker.stop()
+
+
+async def test_what_is_stored_while_it_is_looked_up_is_not_said_to_have_fired() -> None:
+    schedule = await opened()
+    await schedule.add(HOUR_MS)
+    scheduling = schedule.broker.scheduling
+    async with scheduling.lock:
+        places = await scheduling.files.look_up([1], [])
+        # Somebody guessed the id that the next one gets, before that has its receipt.
+        await schedule.add(HOUR_MS)
+        (found,) = scheduling.intake.deciding.found([1], [], places)
+    assert found.state == "unknown"
+    assert (await schedule.show(1))["state"] == "waiting"
+    await schedule.broker.stop()
