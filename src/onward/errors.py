@@ -18,7 +18,8 @@
     │   ├── Overloaded         .retry_after_ms says when
     │   ├── NotConnected
     │   ├── DiskFull
-    │   └── Stopping
+    │   ├── Stopping
+    │   └── NotInstalled
     ├── OutcomeUnknown         perhaps done: look, or repeat if twice does no harm
     ├── ProtocolError          a peer broke the protocol
     └── Corruption             stored bytes are wrong: stop; an operator must look
@@ -174,6 +175,12 @@ class Stopping(Unavailable):
     """The broker is shutting down and takes no new work."""
 
     code = "stopping"
+
+
+class NotInstalled(Unavailable):
+    """A program or a package that this needs is not on the machine; the sentence says which."""
+
+    code = "not_installed"
 
 
 class OutcomeUnknown(OnwardError):

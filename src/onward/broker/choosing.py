@@ -383,9 +383,12 @@ class ChosenSource:
             self._wake()
 
 
+GONE = "it was retained away before it was consumed"
+
+
 def gone_row(group: str, topic: str, ranges: list[Range], *, now_ms: int) -> Trace:
     """Return the row that says that messages are not stored any more."""
     return Trace(
         did="skipped", at_ms=now_ms, group=group, topic=topic, ranges=tuple(ranges),
-        cause="it was retained away before it was consumed",
+        cause=GONE,
     )  # fmt: skip

@@ -306,6 +306,8 @@ class Consuming:
         group = self.groups.by_name.get(record.name)
         before = None if group is None else group.record
         self.groups.change(record)
+        if record.deleted:
+            self._broker.group_holds.forget_group(record.name)
         crew = self.crews.get(record.name)
         if crew is None:
             return

@@ -2,7 +2,7 @@
 
     open ──▶ pumping ──▶ waiting for new messages ──▶ pumping ...
                  │  └──▶ waiting for credit, for the socket, for the disk, for room ──▶ pumping
-                 └─────▶ ended: cancelled, the end was reached, or the topic ended
+                 └─────▶ ended: cancelled, its end or the topic's was reached, or the topic ended
 
 A reader gets raw entries, with their checksums verified and nothing decoded, half a mebibyte at
 a time, as long as it has credit and its socket takes them: the log is the buffer, not the memory
@@ -20,6 +20,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import UnsetType
 
 from onward.broker.catalogue import Catalogue, Topic
 from onward.broker.group_ranges import outside
@@ -50,6 +52,8 @@ UNSENT_BYTES_MAX = 64 << 20
 CROWDED_READ_BYTES_MAX = 16 << 10
 CROWD_CHECK_S = 0.25
 READS_PER_SESSION_MAX = 1_000
+ENDLESS = 2**63
+"""Where a READ ends that nobody gave an end: no offset is so large."""
 
 InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
 
@@ -57,17 +61,18 @@ InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
 class Reading:
     """One READ that is open."""
 
-    __slots__ = ("credit_bytes", "follow", "hint", "is_busy", "is_careful", "next_offset",
-                 "request_id", "session", "topic")  # fmt: skip
+    __slots__ = ("credit_bytes", "end_offset", "follow", "hint", "is_busy", "is_careful",
+                 "next_offset", "request_id", "session", "topic")  # fmt: skip
 
     def __init__(
         self, session: Session, request_id: int, topic: Topic, *, next_offset: int,
-        credit_bytes: int, follow: bool,
+        end_offset: int, credit_bytes: int, follow: bool,
     ) -> None:  # fmt: skip
         self.session = session
         self.request_id = request_id
         self.topic = topic
         self.next_offset = next_offset
+        self.end_offset = end_offset
         self.credit_bytes = credit_bytes
         self.follow = follow
         self.hint: Segment | None = None
@@ -113,6 +118,7 @@ class Delivering:
         topic = self._find(session, request_id, read)
         reading = Reading(
             session, request_id, topic, next_offset=self.start_offset(topic, read.start),
+            end_offset=ENDLESS if isinstance(read.end, UnsetType) else read.end,
             credit_bytes=read.credit_bytes, follow=read.follow,
         )  # fmt: skip
         readings[request_id] = reading
@@ -217,7 +223,9 @@ class Delivering:
         """Send the next stretch, if there is one, the reader can take it, and there is room."""
         if not self._can_step(reading):
             return
-        if reading.next_offset >= reading.topic.next_offset:
+        if reading.next_offset >= reading.end_offset:
+            self._end(reading, "end", f"offset {reading.end_offset} is reached")
+        elif reading.next_offset >= reading.topic.next_offset:
             self._at_end(reading)
         elif reading.credit_bytes > 0:
             if self._queued or not self.has_room:
@@ -240,9 +248,9 @@ class Delivering:
         span = None
         try:
             span = self._plan(reading)
-            if span is None:
+            if span is None or span.first_offset >= reading.end_offset:
                 # Nothing is stored between here and the end: it was retained away or removed.
-                reading.next_offset = reading.topic.next_offset
+                reading.next_offset = min(reading.topic.next_offset, reading.end_offset)
                 self._step_soon(reading)
                 return
             entries = self._log.read(span, wait=False)
@@ -262,6 +270,7 @@ class Delivering:
             )
         return self._log.plan(
             reading.topic.number, reading.next_offset, hint=reading.hint,
+            end_offset=reading.end_offset,
             bytes_max=0 if reading.is_careful else self._bytes_max(reading),
         )  # fmt: skip
 
@@ -355,7 +364,8 @@ class Delivering:
         while self._queued and self.has_room:
             reading = next(iter(self._queued))
             del self._queued[reading]
-            if self._can_step(reading) and reading.next_offset < reading.topic.next_offset:
+            end = min(reading.topic.next_offset, reading.end_offset)
+            if self._can_step(reading) and reading.next_offset < end:
                 self._send_next(reading)
                 break
         self._admit_soon()

@@ -52,6 +52,7 @@ def describe_group(
         "dead": sum(share.dead_count for share in group.shares.values()),
         "expired_leases": consuming.expired_of(record.name),
         "positions": dict(positions),
+        "held_by": broker.group_holds.holder_of(record.name),
     }
 
 

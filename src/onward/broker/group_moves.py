@@ -1,6 +1,7 @@
 """Where a group stands, moved by an operator: reset, skip, replay, fork, peek, positions.
 
     finished ──replay──▶ unfinished ──skip──▶ finished          reset: all of a topic at once
+                              └──advance──▶ acked, all below an offset: by a pipeline
 
 A move is a row of the trace like every outcome: answered when durable, told by `explain`. Ranges
 are clipped to the topic; a range that is wholly outside of it is a mistake. A dry run counts only.
@@ -10,6 +11,7 @@ replayed but redriven. What a reset or a skip takes from a member is void: its a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec.structs import replace
 
+from onward.broker.choosing import GONE
 from onward.broker.group_ranges import (
     GivenRanges,
     Offset,
@@ -31,10 +34,10 @@ from onward.broker.group_records import GroupRecords
 from onward.broker.replies import Done, Operation, and_then, reply, reply_when_done, when_all
 from onward.delivery.group import Group
 from onward.delivery.lease import Lease
-from onward.delivery.ranges import Range, Ranges, count_of
+from onward.delivery.ranges import Range, Ranges, count_of, merged
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
-from onward.errors import Conflict, InvalidRequest, OnwardError
+from onward.errors import Conflict, InvalidRequest, OnwardError, Overloaded
 from onward.message.names import check_group_name, check_member_name
 from onward.protocol.payloads import Start, decode_fields
 
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from onward.broker.session import Session
 
 PEEK_MAX = 10_000
+ADVANCES_MAX = 100
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -64,6 +68,15 @@ class GroupSkip(msgspec.Struct, frozen=True):
     topic: str
     ranges: GivenRanges
     dry_run: bool = False
+
+
+class GroupAdvance(msgspec.Struct, frozen=True):
+    """`group.advance`: a member has finished all below an offset, by itself."""
+
+    group: str
+    topic: str
+    to: Offset
+    member: str
 
 
 class GroupReplay(msgspec.Struct, frozen=True):
@@ -107,9 +120,12 @@ class GroupMoves:
     def __init__(self, broker: Broker, records: GroupRecords) -> None:
         self._broker = broker
         self._records = records
+        self._advances: dict[tuple[str, str], deque[Callable[[], None]]] = {}
+        """Who moves a group forward in a topic, the one under way first."""
         self.operations: dict[str, Operation] = {
             "group.reset": self._reset,
             "group.skip": self._skip,
+            "group.advance": self._advance,
             "group.replay": self._replay,
             "group.fork": self._fork,
             "group.peek": self._peek,
@@ -169,6 +185,58 @@ class GroupMoves:
 
         move = Move(session, request_id, {}, wanted.dry_run)
         self._begin(move, group, skip)
+
+    def _advance(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupAdvance)
+        check_member_name(wanted.member)
+        group = find_sharing(self._broker, wanted.group)
+        topic = find_topic(self._broker, group, wanted.topic)
+        self._broker.group_holds.check_free(wanted.group, but_for=session, member=wanted.member)
+        if wanted.to > topic.next_offset:
+            raise outside(topic, wanted.to)
+        key = wanted.group, wanted.topic
+        line = self._advances.setdefault(key, deque())
+        if len(line) >= ADVANCES_MAX:
+            raise Overloaded(f"group {wanted.group!r} is moved too often", retry_after_ms=100)
+        move = Move(session, request_id, {"count": 0})
+
+        def done(error: OnwardError | None) -> None:
+            move.done(error)
+            line.popleft()
+            if line:
+                line[0]()
+            else:
+                del self._advances[key]
+
+        # One after another: none counts what the one before is just finishing.
+        line.append(lambda: self._write_advance(move, group, topic, wanted, done))
+        if len(line) == 1:
+            line[0]()
+
+    def _write_advance(
+        self, move: Move, group: Group, topic: Topic, wanted: GroupAdvance, done: Done
+    ) -> None:
+        """Ack what is unfinished below the offset; what is stored no more is skipped."""
+
+        def advance() -> None:
+            share = begun(group, topic.name)
+            gone = share.unfinished(0, min(wanted.to, topic.first_offset))
+            chosen = share.unfinished(min(wanted.to, topic.first_offset), wanted.to)
+            rows = self._rows("acked", group, topic.name, chosen, member=wanted.member)
+            rows += self._rows("skipped", group, topic.name, gone, cause=GONE)
+            if not rows:
+                done(None)
+                return
+            move.fields["count"] = count_of(chosen)
+            self._void(group, topic.name, Ranges(merged([*gone, *chosen])))
+            self._broker.consuming.hold(group.record.name)
+            self._broker.consuming.record(rows, done)
+
+        try:
+            self._broker.check_writable(even_when_full=True)
+            begin_shares(self._broker, group, and_then(advance, done))
+        except OnwardError as error:
+            done(error)
 
     def _replay(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupReplay)
@@ -247,11 +315,13 @@ class GroupMoves:
         )  # fmt: skip
 
     def _rows(
-        self, did: str, group: Group, topic: str, ranges: list[Range], *, cause: str = ""
-    ) -> list[Trace]:
+        self, did: str, group: Group, topic: str, ranges: list[Range], *, cause: str = "",
+        member: str = "",
+    ) -> list[Trace]:  # fmt: skip
         return rows_of(
-            did, group.record.name, topic, ranges, cause=cause, at_ms=self._broker.clock.now_ms()
-        )
+            did, group.record.name, topic, ranges, cause=cause, member=member,
+            at_ms=self._broker.clock.now_ms(),
+        )  # fmt: skip
 
     def _void(self, group: Group, topic: str, ranges: Ranges | None) -> list[Range]:
         """Take ranges, or all, of a topic from those who hold them; return what they held."""

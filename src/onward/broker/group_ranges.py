@@ -74,12 +74,13 @@ def peeked(share: Share, topic: Topic, *, leased: Iterable[Range], limit: int) -
 
 
 def rows_of(
-    did: str, group: str, topic: str, ranges: list[Range], *, at_ms: int, cause: str = ""
-) -> list[Trace]:
+    did: str, group: str, topic: str, ranges: list[Range], *, at_ms: int, cause: str = "",
+    member: str = "",
+) -> list[Trace]:  # fmt: skip
     """Return the rows that say what was done with ranges, none too long."""
     return [
         Trace(
-            did=did, at_ms=at_ms, group=group, topic=topic, cause=cause,
+            did=did, at_ms=at_ms, group=group, topic=topic, cause=cause, member=member,
             ranges=tuple(ranges[first : first + ROW_RANGES_MAX]),
         )
         for first in range(0, len(ranges), ROW_RANGES_MAX)

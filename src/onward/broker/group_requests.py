@@ -122,6 +122,7 @@ class GroupRequests:
             "group.member": self._member,
             "message.state": self._message_state,
             **GroupMoves(broker, self._records).operations,
+            **broker.group_holds.operations,
             **DeadRequests(broker).operations,
         }
 

@@ -80,6 +80,8 @@ class Housekeeping:
         self._wants_retention = False
         self._judged: list[Segment] = []
         """The sealed segments that were found to hold nothing that may go."""
+        self._unfinished: dict[int, int] = {}
+        """Of topics that wait for a group: the offset from which on it has not finished them."""
         self._retries: dict[str, tuple[int, int]] = {}
         """Of each step of `tidy` that failed: when it is tried again, and after what pause."""
         self._ended: set[Session] = set()
@@ -351,21 +353,20 @@ class Housekeeping:
         return topic is None or summary.end_offset <= topic.first_offset
 
     def _is_needed(self, summary: TopicSummary) -> bool:
-        """Tell whether something waits in it for its time and is nowhere else."""
-        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
-        return (
-            topic is not None
-            and summary.topic == topic.number
-            and summary.end_offset > topic.first_offset
-        )
+        """Tell whether something waits in it, for its time or for a group, and is nowhere else."""
+        topic = self._broker.catalogue.by_number.get(summary.topic)
+        if topic is None or summary.end_offset <= topic.first_offset:
+            return False
+        unfinished = self._unfinished.get(summary.topic, summary.end_offset)
+        return topic.name == SCHEDULE_TOPIC or summary.end_offset > unfinished
 
     async def _keeps(self) -> dict[int, Keep]:
         """Return what each topic keeps. Of a million topics: so the loop only copies the dict."""
         topics = self._broker.catalogue.by_number.copy()
         otherwise_ms = self._broker.settings.log.retention_ms
 
-        def keeps() -> dict[int, Keep]:
-            return {
+        def keeps() -> tuple[dict[int, Keep], list[Topic]]:
+            found = {
                 number: Keep(
                     topic.record.retention_ms or otherwise_ms,
                     topic.record.retention_bytes,
@@ -373,19 +374,47 @@ class Housekeeping:
                 )
                 for number, topic in topics.items()
             }
+            return found, [topic for topic in topics.values() if topic.record.retention_group]
 
-        found = await self._in_thread(keeps)
-        assert isinstance(found, dict)
+        both = await self._in_thread(keeps)
+        assert isinstance(both, tuple)
+        found: dict[int, Keep] = both[0]
+        waiting: list[Topic] = both[1]
+        self._unfinished = {topic.number: self._unfinished_from(topic) for topic in waiting}
         schedule = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
         if schedule is not None:
             # What waits is kept until it is in a run: then its first offset moves.
             found[schedule.number] = Keep(0, 0, schedule.first_offset)
         return found
 
+    def _unfinished_from(self, topic: Topic) -> int:
+        """Return the offset from which on its group has not finished a topic.
+
+        A group that does not exist, or has not begun with the topic, will come: all is for it.
+        """
+        group = self._broker.consuming.groups.by_name.get(topic.record.retention_group)
+        if group is None:
+            return 0
+        if group.record.mode == "broadcast":
+            return min((at[topic.name] for at in group.positions.values() if topic.name in at),
+                       default=0)  # fmt: skip
+        share = group.shares.get(topic.name)
+        return 0 if share is None else share.cursor
+
     async def _move_first_offsets(self, sealed: list[Segment], keeps: dict[int, Keep]) -> bool:
         """Move each topic's first offset past what its retention does not keep."""
         now_ms = self._broker.clock.now_ms()
-        moved = await self._in_thread(lambda: expired(sealed, keeps, now_ms=now_ms))
+        unfinished = self._unfinished
+
+        def find() -> dict[int, int]:
+            moved = expired(sealed, keeps, now_ms=now_ms)
+            for number in moved.keys() & unfinished.keys():
+                moved[number] = _end_below(sealed, number, min(moved[number], unfinished[number]))
+                if moved[number] <= keeps[number].first_offset:
+                    del moved[number]
+            return moved
+
+        moved = await self._in_thread(find)
         assert isinstance(moved, dict)
         self._begin_at(moved)
         return bool(moved)
@@ -460,6 +489,13 @@ class Housekeeping:
         if error is None:
             self._broker.dead_bytes = 0
             self._wants_retention = True
+
+
+def _end_below(sealed: list[Segment], topic: int, offset: int) -> int:
+    """Return where a segment ends with a topic, at `offset` or before: only whole ones go."""
+    found = [one.sealed.summary_of(topic) for one in sealed if one.sealed is not None]
+    ends = [summary.end_offset for summary in found if summary is not None]
+    return max((end for end in ends if end <= offset), default=0)
 
 
 def _sync(segment: Segment) -> None:

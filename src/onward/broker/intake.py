@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from crc32c import crc32c
 
 from onward.broker.producers import SEQUENCE_MAX, UNDER_WAY, WINDOW, WINDOW_HEAD
+from onward.message.names import NAME_CHARACTERS_MAX
 from onward.protocol.frames import Kind
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ SMALL_BYTES_MAX: Final = 8 << 10
 # crc, version with flags and columns, count, raw bytes, producer id, sequence, (time), kind of the
 # column, its bytes.
 _HEADS: Final = [
-    Struct(f"<III4x{name_bytes}xIIIIIIQQ8xII").unpack_from for name_bytes in range(129)
+    Struct(f"<III4x{name_bytes}xIIIIIIQQ8xII").unpack_from
+    for name_bytes in range(NAME_CHARACTERS_MAX + 2)  # with the "@" of what pipelines use
 ]
 _NAME_START: Final = 12
 _NAME_BYTES: Final = 13

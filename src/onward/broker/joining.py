@@ -186,6 +186,7 @@ class Joining:
 
     def _check_place(self, group: Group, consume: Consume) -> None:
         record = group.record
+        self._broker.group_holds.check_free(record.name)
         if consume.member in record.offline:
             raise Forbidden(
                 f"member {consume.member!r} of group {record.name!r} is offline: "

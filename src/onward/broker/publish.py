@@ -44,7 +44,7 @@ from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
-from onward.message.names import check_topic_name
+from onward.message.names import check_topic_name, is_system_name
 from onward.protocol.frames import Kind as FrameKind
 from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC
@@ -64,6 +64,8 @@ CROWD_BYTES_MAX: Final = 256 << 10
 ROUTES_MAX: Final = 131_072
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
+# So many producers of one connection keep their order while they are refused.
+HELD_MAX: Final = 64
 TRACE_TOPIC: Final = "@trace"
 _SCHEDULE: Final = Topic(TopicRecord(number=0, name=SCHEDULE_TOPIC))
 _DISK: Final = int(Durability.DISK)
@@ -142,8 +144,8 @@ class Publishing(Changes):
             limit = topic.message_bytes_max or self.message_bytes_max
             if header.raw_bytes > limit or header.length != len(payload) - start:
                 self._check_size(topic, payload, start, header, limit)
-            if self.inflight_bytes > self._inflight_bytes_max or session.held_sequence:
-                self._check_load(session, sequence)
+            if self.inflight_bytes > self._inflight_bytes_max or session.held_sequences:
+                self._check_load(session, producer_id, sequence)
             batch = (
                 payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
             )
@@ -235,7 +237,7 @@ class Publishing(Changes):
                     self._durability(asked),
                     start,
                 )
-            if name.startswith("@"):
+            if is_system_name(name):
                 raise InvalidName(f"topic {name!r} belongs to the system: nobody publishes to it")
             durability = self._durability(asked)
             topic = self._catalogue.by_name.get(name)
@@ -317,16 +319,20 @@ class Publishing(Changes):
         reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
         session.write(published_frame(request_id, offset, event_id, reached, repeat=True))
 
-    def _check_load(self, session: Session, sequence: int) -> None:
-        """Refuse what is too much now, and what was sent after it, so that the order is kept.
+    def _check_load(self, session: Session, producer_id: int, sequence: int) -> None:
+        """Refuse what is too much now, and what its producer sent after it, to keep the order.
 
         A client sends again only after all it sent has an answer. So a sequence that was refused
         before begins a new round, even when the first of them is never sent again.
         """
-        if sequence <= session.held_sequence:
-            session.held_sequence = 0
-        if session.held_sequence or self.inflight_bytes > self._inflight_bytes_max:
-            session.held_sequence = sequence
+        held = session.held_sequences
+        if sequence <= held.get(producer_id, -1):
+            del held[producer_id]
+        if producer_id in held or self.inflight_bytes > self._inflight_bytes_max:
+            if len(held) >= HELD_MAX:
+                held.clear()
+            if producer_id:
+                held[producer_id] = sequence
             session.note_plain()
             raise Overloaded("too many bytes are under way", retry_after_ms=RETRY_AFTER_MS)
 
@@ -499,7 +505,7 @@ class Publishing(Changes):
         for change in collected.later:
             self._apply(change, next(entries))
         for topic in collected.publishes:
-            if topic.waiting or topic.crews:
+            if topic.waiting or topic.crews or topic.watches:
                 self._wake(topic)
 
     def _succeed_rows(self, collected: Collected, entries: Iterator[Entry]) -> None:
@@ -511,7 +517,7 @@ class Publishing(Changes):
                 topic.next_offset = entry.base_offset + entry.count
         for _, done, _ in collected.rows:
             done(None)
-        if topic is not None and (topic.waiting or topic.crews):
+        if topic is not None and (topic.waiting or topic.crews or topic.watches):
             self._wake(topic)
 
     def _apply(self, change: Change, entry: Entry) -> None:

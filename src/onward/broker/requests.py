@@ -16,7 +16,7 @@ from onward.broker.group_requests import GroupRequests
 from onward.broker.replies import Operation, reply, reply_when_done
 from onward.broker.schedule_requests import ScheduleRequests
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
-from onward.message.names import check_topic_name
+from onward.message.names import check_group_name, check_topic_name, is_system_name
 from onward.protocol.payloads import decode_fields, decode_request
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TopicCreate(msgspec.Struct, frozen=True):
     message_bytes_max: Size = 0
     retention_ms: Time = 0
     retention_bytes: Time = 0
+    retention_group: str = ""
 
 
 class TopicChange(msgspec.Struct, frozen=True):
@@ -55,6 +56,7 @@ class TopicChange(msgspec.Struct, frozen=True):
     message_bytes_max: Size | None = None
     retention_ms: Time | None = None
     retention_bytes: Time | None = None
+    retention_group: str | None = None
 
 
 class TopicName(msgspec.Struct, frozen=True):
@@ -84,6 +86,7 @@ class Requests:
             "topic.describe": self._describe,
             "topic.list": self._list,
             "status": self._status,
+            **broker.topic_waits.operations,
             **ScheduleRequests(broker).operations,
             **GroupRequests(broker).operations,
         }
@@ -115,6 +118,7 @@ class Requests:
             message_bytes_max=self._size(wanted.message_bytes_max),
             retention_ms=wanted.retention_ms,
             retention_bytes=wanted.retention_bytes,
+            retention_group=_group_name(wanted.retention_group),
         )
         self._broker.check_writable()
         topic = self._broker.publishing.create_topic(
@@ -126,9 +130,10 @@ class Requests:
         topic = self._changeable(wanted.topic)
         changes: dict[str, object] = {
             name: value
-            for name in ("rule", "retention_ms", "retention_bytes")
+            for name in ("rule", "retention_ms", "retention_bytes", "retention_group")
             if (value := getattr(wanted, name)) is not None
         }
+        _group_name(wanted.retention_group or "")
         if wanted.message_bytes_max is not None:
             changes["message_bytes_max"] = self._size(wanted.message_bytes_max)
         if wanted.expires_at_ms is not None or wanted.lifetime_ms is not None:
@@ -204,12 +209,13 @@ class Requests:
             or self._broker.settings.topics.message_bytes_max,
             "retention_ms": record.retention_ms or self._broker.settings.log.retention_ms,
             "retention_bytes": record.retention_bytes,
+            "retention_group": record.retention_group,
             "readers": self._broker.delivering.readers_of(topic),
         }
 
     def _changeable(self, name: str) -> Topic:
         topic = self._broker.catalogue.find(name)
-        if name.startswith("@"):
+        if is_system_name(name):
             raise Forbidden(f"topic {name!r} belongs to the system")
         if topic.ending:
             raise AlreadyExists(f"topic {name!r} is ending")
@@ -231,6 +237,11 @@ class Requests:
                 f"message_bytes_max is at most {limit} (topics.batch_bytes_max less its frame)"
             )
         return message_bytes_max
+
+
+def _group_name(name: str) -> str:
+    """Return the name of a group that need not exist yet; none is empty."""
+    return check_group_name(name) if name else ""
 
 
 def _ended(ending: TopicEnding) -> dict[str, object]:

@@ -45,6 +45,7 @@ BATCH_BYTES_MAX = 512 << 10
 LOOK_AGAIN_S = 1.0
 """The clock is looked at so often at least: it may have jumped."""
 FAILED_PAUSE_S = 1.0
+DUE_COUNT_MS = 1_000
 
 
 class Scheduling:
@@ -71,6 +72,9 @@ class Scheduling:
         self._step_rows = STEP_ROWS_MIN
         self._step_number = state.step
         self.fired_count = 0
+        self.due_count = 0
+        """How many are due and have not fired: in a crowd about, counted once a second."""
+        self._due_counted_ms = 0
         self.late_ms_last = 0
         self.late_ms_max = 0
         self.files.open()
@@ -188,6 +192,7 @@ class Scheduling:
             await asyncio.sleep(0.001)
             return
         try:
+            await self._count_due(bound_ms, len(taken), is_all=len(taken) < limit)
             await self._fire(taken)
         except TooLarge as enough:
             self._step_rows = max(1, enough.count)
@@ -195,6 +200,15 @@ class Scheduling:
         except BaseException:
             await self._broker.in_thread(lambda: self.order.give_back(taken))
             raise
+
+    async def _count_due(self, now_ms: int, taken: int, *, is_all: bool) -> None:
+        """Know how many are due with what was just taken; where more are left, look seldom."""
+        if is_all:
+            self.due_count = taken
+        elif self.due_count <= taken or now_ms - self._due_counted_ms >= DUE_COUNT_MS:
+            self._due_counted_ms = now_ms
+            left = await self._broker.in_thread(lambda: self.order.count_due(now_ms))
+            self.due_count = taken + left
 
     async def _fire(self, taken: Taken) -> None:
         records = await self.files.records(taken, bytes_max=STEP_BYTES_MAX * 4)
@@ -211,6 +225,7 @@ class Scheduling:
             if error is not None:
                 raise error
         self.state.finish_step(taken.last)
+        self.due_count = max(0, self.due_count - len(taken))
         self.late_ms_last = late_ms
         self.late_ms_max = max(self.late_ms_max, late_ms)
 
@@ -295,11 +310,13 @@ class Scheduling:
         now_ms = self._broker.clock.now_ms()
         return {
             "scheduled": self.waiting_count,
+            "due_now": self.due_count,
             "next_due_at_ms": head_ms or 0,
             "fired": self.fired_count,
             "late_ms": self.late_ms_last if head_ms is None else max(0, now_ms - head_ms),
             "late_ms_max": self.late_ms_max,
             "schedule_runs": len(self.state.runs),
+            "schedule_ahead_ms_max": self._broker.settings.schedule.ahead_ms_max,
         }
 
     def _ended(self, task: asyncio.Task[None]) -> None:

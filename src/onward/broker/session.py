@@ -69,8 +69,9 @@ class Session(asyncio.Protocol):
         """Its large frame is not read on until there is room for it."""
         self._rest: Iterator[Frame] | None = None
         """What was received and is not taken, because the answers would find no room."""
-        self.held_sequence = 0
-        """The last sequence that was refused for now: later ones wait until one came again."""
+        self.held_sequences: dict[int, int] = {}
+        """Of each producer the last sequence that was refused for now: later ones wait until one
+        came again."""
         self.repeats_waiting = 0
         """How many batches it sent again that wait for the commit of the first."""
         self.hello: Hello | None = None
@@ -162,7 +163,7 @@ class Session(asyncio.Protocol):
         """Find out whether the next frame may take the short way."""
         self.is_plain = (
             self._is_open
-            and not self.held_sequence
+            and not self.held_sequences
             and not self._connection.pending_bytes
             and self._rest is None
         )

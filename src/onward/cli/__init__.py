@@ -41,12 +41,14 @@ COMMANDS = {
     "dead": "List, redrive, export and purge the dead letters of a group.",
     "find": "Find messages of a topic by key, trace id, header, text and time, or one by its id.",
     "explain": "Tell what happened to a message: who published it, and how it went in every group.",
+    "sql": "Ask in SQL about messages and what became of them.",
+    "pipeline": "Archive, ask, replay and load messages with Spark.",
     "top": "Show live what a broker does: rates, backlogs, members, leases that ran out.",
     "status": "Show how a broker is: its log, its disk, its connections, its counts.",
     "log": "Check, show and repair the log of a stopped broker.",
     "config": "Show the settings, and where each one comes from.",
     "bench": "Run the benchmark NAME; `list` names them all, `all` runs them all.",
-    "demo": "Show what Onward does, in a quarter of a minute, and verify it.",
+    "demo": "Show what Onward does, in less than a minute, and verify it.",
 }
 """Name and short help of every command, in the order of the help page."""
 

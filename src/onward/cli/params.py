@@ -134,7 +134,7 @@ def client_options(command: Callable[..., object]) -> Callable[..., object]:
     @wraps(command)
     def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
         def connect() -> onward.SyncClient:
-            _refuse_at_once(address)
+            refuse_at_once(address)
             return onward.connect_sync(address, token=token, name="onward-cli", timeout=timeout_ms)
 
         return command(connect=connect, **options)
@@ -156,7 +156,7 @@ def async_client_options(
     @wraps(command)
     def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
         def connect() -> onward.Client:
-            _refuse_at_once(address)
+            refuse_at_once(address)
             return onward.connect(address, token=token, name="onward-cli", timeout=timeout_ms)
 
         return asyncio.run(command(connect=connect, **options))
@@ -180,7 +180,7 @@ def _with_options(command: Callable[..., object]) -> Callable[..., object]:
     )(decorated)  # fmt: skip
 
 
-def _refuse_at_once(address: str) -> None:
+def refuse_at_once(address: str) -> None:
     """Say so when nothing listens there: a person at a terminal is not to wait for a time-out."""
     places = parse_addresses(address)
     for place in places:

@@ -63,6 +63,10 @@ def _topic_options(decorated: _Command) -> _Command:
             help="How much of the topic is kept; 0 for no limit.",
         ),
         click.option(
+            "--retention-group", metavar="GROUP",
+            help="Keep what this group has not finished; an empty text for none.",
+        ),
+        click.option(
             "--message-bytes-max", type=SIZE, metavar="SIZE",
             help="Size of its largest message; 0 as the broker's settings say.",
         ),
@@ -107,6 +111,7 @@ def create(
     rule: Rule | None,
     retention: int | None,
     retention_bytes: int | None,
+    retention_group: str | None,
     message_bytes_max: int | None,
     as_json: bool,
 ) -> None:
@@ -118,7 +123,8 @@ def create(
         topic = mq.create_topic(
             name, lifetime=lifetime, expires_at=expires_at, rule=rule or "read-write",
             message_bytes_max=message_bytes_max or 0, retention=retention,
-            retention_bytes=retention_bytes or 0, exist_ok=exist_ok,
+            retention_bytes=retention_bytes or 0, retention_group=retention_group or "",
+            exist_ok=exist_ok,
         )  # fmt: skip
     _print_topic(topic, as_json=as_json)
 
@@ -150,6 +156,7 @@ def change(
     rule: Rule | None,
     retention: int | None,
     retention_bytes: int | None,
+    retention_group: str | None,
     message_bytes_max: int | None,
     as_json: bool,
 ) -> None:
@@ -158,12 +165,13 @@ def change(
     Example:  onward topics change orders --rule read-only
     """
     given = (lifetime, expires_at, rule, retention, retention_bytes, message_bytes_max)
-    if all(value is None for value in given):
+    if all(value is None for value in (*given, retention_group)):
         raise click.UsageError("nothing to change", click.get_current_context())
     with connect() as mq:
         topic = mq.change_topic(
             name, lifetime=lifetime, expires_at=expires_at, rule=rule, retention=retention,
-            retention_bytes=retention_bytes, message_bytes_max=message_bytes_max,
+            retention_bytes=retention_bytes, retention_group=retention_group,
+            message_bytes_max=message_bytes_max,
         )  # fmt: skip
     _print_topic(topic, as_json=as_json)
 
@@ -222,6 +230,7 @@ def _words(topic: onward.TopicDescription) -> dict[str, str | None]:
         "expires": _moment(topic.expires_at_ms) or "never",
         "retention": _duration(topic.retention_ms),
         "retention bytes": _size(topic.retention_bytes, "no limit"),
+        "retention group": topic.retention_group or "none",
         "message bytes max": _size(topic.message_bytes_max, "as the settings say"),
         "readers": str(topic.readers),
     }

@@ -22,7 +22,7 @@ class Asking:
     _clock: Clock
     _timeout_s: float
 
-    async def _request(self, request: dict[str, object]) -> dict[str, Any]:
+    async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
         raise NotImplementedError
 
     def _keeper(self) -> Keeper:

@@ -4,6 +4,7 @@
                                          ├─ read, get                             (reader)
                                          ├─ groups, dead letters, find, explain   (group_calls)
                                          ├─ cancel, reschedule, calendar, ...     (schedule_calls)
+                                         ├─ topic_ends, publish_encoded, ...      (pipeline_calls)
                                          └─ topics, create_topic, ... status      (requests)
 
 Every call has a deadline. An error says who must act: see `onward.errors`. What only asks is asked
@@ -31,13 +32,22 @@ from onward.client.consume_calls import ConsumeCalls
 from onward.client.group_calls import GROUP_ASKS, GroupCalls
 from onward.client.keeper import Dial, Keeper
 from onward.client.link import Link
+from onward.client.message_parts import Tags, check_column, joined_tags, optional_parts
+from onward.client.pipeline_calls import PIPELINE_ASKS, PipelineCalls
 from onward.client.producer import Producer
 from onward.client.reader import Reader, ReadStart
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.client.schedule_calls import SCHEDULE_ASKS, ScheduleCalls
 from onward.client.schedule_times import NOW, At, Delay, Delays, Times, When
 from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledBatchReceipt, ScheduledReceipt
-from onward.client.topics import Duration, TopicDescription, duration_ms, instant_ms, read_start
+from onward.client.topics import (
+    Duration,
+    TopicDescription,
+    check_end,
+    duration_ms,
+    instant_ms,
+    read_start,
+)
 from onward.clock import Clock, SystemClock
 from onward.errors import (
     InvalidRequest,
@@ -47,7 +57,6 @@ from onward.errors import (
     OutcomeUnknown,
     UnknownTopic,
 )
-from onward.message.headers import encode_headers
 from onward.message.message import Message
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
@@ -55,9 +64,11 @@ from onward.protocol.payloads import Durability, decode_error, decode_reply
 from onward.settings import Settings
 
 DurabilityName = Literal["memory", "interval", "disk", "quorum"]
-Tags = str | Sequence[str] | None
 
-_ASKS_ONLY = frozenset({"topic.list", "topic.describe", "status"}) | GROUP_ASKS | SCHEDULE_ASKS
+_ASKS_ONLY = (
+    frozenset({"topic.list", "topic.describe", "status"})
+    | GROUP_ASKS | SCHEDULE_ASKS | PIPELINE_ASKS
+)  # fmt: skip
 _PAGE = 5_000
 
 
@@ -90,7 +101,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
+class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
     """A connection to Onward that mends itself. Made by `connect`."""
 
     def __init__(
@@ -137,6 +148,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock
         )
         keeper.listen(producer.use)
+        keeper.listen(self._use_in_pipeline)
         try:
             await keeper.open(timeout_s=self._timeout_s)
         except BaseException:
@@ -150,6 +162,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             return
         keeper, producer = self._opened
         await self._consumers.close()
+        await self._end_pipeline(drain=drain)
         if drain:
             await producer.drain()
         self._opened = None
@@ -304,14 +317,14 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             name: column
             for name, column in (
                 ("keys", keys), ("headers", headers),
-                ("tags", tags and [_joined(tag) for tag in tags]),
+                ("tags", tags and [joined_tags(tag) for tag in tags]),
                 ("trace_ids", trace_ids), ("priorities", priorities), ("tenants", tenants),
                 ("uniques", uniques),
             )
             if column is not None
         }  # fmt: skip
         for name, column in columns.items():
-            _check_column(name, column, count=len(encoded))
+            check_column(name, column, count=len(encoded))
         waits = self._schedule_columns(
             topic, delay, at, uniques, replace=replace, count=len(encoded)
         )
@@ -333,7 +346,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             self._check_size(len(encoded))
         optional = None
         if key is not None or headers or tag or trace_id or priority is not None or tenant:
-            optional = _optional(key, headers, tag, trace_id, priority, tenant)
+            optional = optional_parts(key, headers, tag, trace_id, priority, tenant)
         asked = self._durability if durability is None else _durability(durability)
         if when != NOW:
             return self._schedule(producer, topic, encoded, asked, optional, when)
@@ -352,14 +365,15 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
         topic: str,
         *,
         start: str | int | datetime | timedelta = "earliest",
+        end: int | None = None,
         after_event_id: int | None = None,
         follow: bool = False,
     ) -> Reader:
         """Return a reader of a topic, for `async for`.
 
-        `start` is `"earliest"`, `"latest"`, an offset, a time, or how long ago (`"10m"`). With
-        `follow` it waits for new messages for ever, else it ends at the end. Any number of readers
-        may read a topic; they change nothing.
+        `start` is `"earliest"`, `"latest"`, an offset, a time, or how long ago (`"10m"`). It ends
+        before the offset `end`, or at the end of the topic; with `follow` it waits there for new
+        messages. Any number of readers may read a topic; they change nothing.
 
         >>> async def main() -> list[bytes]:
         ...     async with connect("memory:") as mq:
@@ -369,8 +383,9 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
         [b'b', b'c']
         """
         check_topic_name(topic, system=True)
+        check_end(end)
         return Reader(
-            self._keeper(), topic, follow=follow, timeout_s=self._timeout_s,
+            self._keeper(), topic, follow=follow, timeout_s=self._timeout_s, end=end,
             start=cast(ReadStart, read_start(start, after_event_id, now_ms=self._clock.now_ms())),
         )  # fmt: skip
 
@@ -414,9 +429,12 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
         message_bytes_max: int = 0,
         retention: Duration | None = None,
         retention_bytes: int = 0,
+        retention_group: str = "",
         exist_ok: bool = False,
     ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be.
+
+        What `retention_group` has not finished is never removed, even before that group exists.
 
         >>> async def main() -> str:
         ...     async with connect("memory:") as mq:
@@ -431,6 +449,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
                 "expires_at_ms": 0 if expires_at is None else instant_ms(expires_at),
                 "retention_ms": 0 if retention is None else duration_ms(retention),
                 "retention_bytes": retention_bytes, "message_bytes_max": message_bytes_max,
+                "retention_group": retention_group,
             }
         )  # fmt: skip
         return msgspec.convert(reply, TopicDescription)
@@ -445,8 +464,11 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
         retention_bytes: int | None = None,
+        retention_group: str | None = None,
     ) -> TopicDescription:
-        """Change what is given, leave the rest. `expires_at=0` lets a topic live for ever.
+        """Change what is given, leave the rest.
+
+        `expires_at=0` lets a topic live for ever, `retention_group=""` waits for no group.
 
         >>> async def main() -> str:
         ...     async with connect("memory:") as mq:
@@ -459,6 +481,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             "rule": rule,
             "message_bytes_max": message_bytes_max,
             "retention_bytes": retention_bytes,
+            "retention_group": retention_group,
             "lifetime_ms": None if lifetime is None else duration_ms(lifetime),
             "expires_at_ms": None if expires_at is None else instant_ms(expires_at),
             "retention_ms": None if retention is None else duration_ms(retention),
@@ -547,11 +570,11 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _request(self, request: dict[str, object]) -> dict[str, Any]:
+    async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
         """Ask once; what only asks is asked again when the connection is lost."""
         may_be_done = False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s + wait_s):
                 while True:
                     link = await self._keeper().connected(timeout_s=self._timeout_s)
                     may_be_done = request["op"] not in _ASKS_ONLY
@@ -614,7 +637,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls):
             raise NotConnected("this client is not open: use 'async with connect(...) as mq'")
         return self._opened[1]
 
-    def _asked(self, durability: DurabilityName | None) -> int:
+    def _asked(self, durability: str | None) -> int:
         return self._durability if durability is None else _durability(durability)
 
     def _check_size(self, size: int) -> None:
@@ -637,7 +660,7 @@ def _socket_dial(address: Address) -> Dial:
     return dial
 
 
-def _durability(name: DurabilityName | None) -> int:
+def _durability(name: str | None) -> int:
     if name is None:
         return Durability.DEFAULT
     try:
@@ -646,53 +669,3 @@ def _durability(name: DurabilityName | None) -> int:
         raise InvalidRequest(
             f"durability is 'memory', 'interval', 'disk' or 'quorum', not {name!r}"
         ) from None
-
-
-def _optional(
-    key: str | None, headers: Mapping[str, str | bytes] | None, tag: Tags,
-    trace_id: str | None, priority: int | None, tenant: str | None,
-) -> dict[str, object]:  # fmt: skip
-    """Return what a message carries beside its body, checked: a batch is shared with others."""
-    texts = (("keys", key), ("tags", _joined(tag)), ("trace_ids", trace_id), ("tenants", tenant))
-    optional: dict[str, object] = {}
-    for name, text in texts:
-        if text is not None:
-            _check_text(name, text)
-            optional[name] = text
-    if headers:
-        encode_headers(headers)
-        optional["headers"] = headers
-    if priority is not None:
-        if type(priority) is not int or not 0 <= priority <= 255:
-            raise InvalidRequest(f"a priority is a number from 0 to 255, not {priority!r}")
-        optional["priorities"] = priority
-    return optional
-
-
-def _joined(tag: Tags) -> str | None:
-    """Return one or several tags as they travel."""
-    if tag is None or isinstance(tag, str):
-        return tag
-    try:
-        return ",".join(tag)
-    except TypeError:
-        raise InvalidRequest(f"a tag is text, or several texts, not {tag!r}") from None
-
-
-def _check_column(name: str, column: Sequence[object], *, count: int) -> None:
-    """Refuse a column of the wrong length or with values of the wrong type."""
-    if len(column) != count:
-        raise InvalidRequest(f"{name} has {len(column)} values for {count} bodies")
-    wanted = {"headers": Mapping, "priorities": int}.get(name, str)
-    for kind in set(map(type, column)) - {type(None)}:
-        if not issubclass(kind, wanted):
-            raise InvalidRequest(f"{name} holds a {kind.__name__}")
-
-
-def _check_text(name: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name.removesuffix('s')} is text, not {type(text).__name__}")
-    if len(text) > 32_767:
-        raise InvalidRequest(
-            f"{name.removesuffix('s')} has {len(text)} characters; 32767 are the most"
-        )

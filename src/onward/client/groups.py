@@ -114,6 +114,8 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     offline: tuple[str, ...] = ()
     """Members that an operator took out."""
     created_at_ms: int = 0
+    held_by: str = ""
+    """Who keeps it to itself (`hold_group`)."""
 
     @property
     def is_idle(self) -> bool:

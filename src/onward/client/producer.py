@@ -297,15 +297,19 @@ class Producer:
 
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
         deadline = deadline if deadline is not None else self._loop.time() + self._timeout_s
-        batch = WholeBatch(
-            topic, durability, deadline, size=len(bodies), encoded=encoded, future=future,
-            bytes_=sum(map(len, bodies)) + len(bodies) * MESSAGE_COST_BYTES,
+        self._add(
+            WholeBatch(
+                topic, durability, deadline, size=len(bodies), encoded=encoded, future=future,
+                bytes_=sum(map(len, bodies)) + len(bodies) * MESSAGE_COST_BYTES,
+            )
         )  # fmt: skip
-        self._seal_open(topic)
+        return future
+
+    def _add(self, batch: WholeBatch) -> None:
+        self._seal_open(batch.topic)
         self._waiting.append(batch)
         self.waiting_bytes += batch.bytes
         self._flush_soon()
-        return future
 
     @property
     def has_space(self) -> bool:
@@ -428,11 +432,15 @@ class Producer:
             return
         window = link.welcome.publishes_max
         while (self._waiting or self._open) and link.writable.is_set():
-            if self._sent and self._next_sequence - next(iter(self._sent)) >= window:
+            if self._is_full(window):
                 return
             if not self._waiting:
                 self._waiting.append(self._open.pop(next(iter(self._open))))
             self._seal(link, self._waiting.popleft())
+
+    def _is_full(self, window: int) -> bool:
+        """Tell whether as many sequences are unanswered as the broker remembers."""
+        return bool(self._sent) and self._next_sequence - next(iter(self._sent)) >= window
 
     def _seal(self, link: Link, batch: OpenBatch | WholeBatch) -> None:
         """Give a batch its sequence and send it."""

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Literal
 
+from msgspec import UNSET
+
 from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.errors import (
@@ -114,7 +116,7 @@ class Reader:
 
     def __init__(
         self, keeper: Keeper, topic: str, *, start: ReadStart, follow: bool, timeout_s: float,
-        credit_bytes: int = CREDIT_BYTES,
+        credit_bytes: int = CREDIT_BYTES, end: int | None = None,
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._topic = topic
@@ -122,6 +124,7 @@ class Reader:
         self._follow = follow
         self._timeout_s = timeout_s
         self._credit_bytes = credit_bytes
+        self._end_offset = end
         self._link: Link | None = None
         self._request_id = 0
         self._was_open = False
@@ -140,13 +143,20 @@ class Reader:
         batches = self.batches()
         try:
             async for batch in batches:
-                for message in batch.messages():
+                for message in self.wanted(batch):
                     yield message
         finally:
             await batches.aclose()
 
+    def wanted(self, batch: ReadBatch) -> list[Message]:
+        """Return the messages of a batch, without those behind the end of the read."""
+        messages = batch.messages()
+        if self._end_offset is None:
+            return messages
+        return messages[: max(0, self._end_offset - batch.first_offset)]
+
     async def batches(self) -> AsyncGenerator[ReadBatch]:
-        """Give each batch as it was published."""
+        """Give each batch as it was published; the last may reach over the end of the read."""
         try:
             while (entries := await self._next_entries()) is not None:
                 for batch in self._decode(entries):
@@ -196,7 +206,8 @@ class Reader:
         if self._start == "latest" and self._next_offset is None:
             self._note_latest(link)
         start = self._start if self._next_offset is None else Start(offset=self._next_offset)
-        read = Read(self._topic, start, self._credit_bytes, self._follow)
+        end = UNSET if self._end_offset is None else self._end_offset
+        read = Read(self._topic, start, self._credit_bytes, self._follow, end)
         self._request_id = link.expect(self._take)
         link.send(Kind.READ, self._request_id, encode_json(read))
         self._was_open = True
@@ -262,6 +273,8 @@ class Reader:
             try:
                 for at, header in batches_of(entries, start, start + entry.body_bytes):
                     after = offset + header.count
+                    if self._end_offset is not None and offset >= self._end_offset:
+                        return
                     if after > self._first_wanted:
                         batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
                         yield ReadBatch(

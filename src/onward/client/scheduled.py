@@ -21,7 +21,8 @@ from onward.client.topics import Duration
 from onward.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from onward.client.client import DurabilityName, Tags
+    from onward.client.client import DurabilityName
+    from onward.client.message_parts import Tags
     from onward.client.schedule_calls import ScheduleCalls
 
 SCHEDULE_TOPIC = "@schedule"

@@ -40,11 +40,18 @@ class Slots:
         """Whether nothing runs and nothing is unanswered."""
         return not self.running and not self.answering
 
+    @property
+    def is_free(self) -> bool:
+        """Whether something may begin at once."""
+        return (
+            self.running < self._running_max
+            and self.answering < self._answering_max
+            and not self._is_closed
+        )
+
     async def free(self) -> int:
         """Wait until something may begin; return how many may: 0 when nothing may any more."""
-        while not self._is_closed and (
-            self.running >= self._running_max or self.answering >= self._answering_max
-        ):
+        while not self.is_free and not self._is_closed:
             await self._change()
         return 0 if self._is_closed else self._running_max - self.running
 

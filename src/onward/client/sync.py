@@ -27,7 +27,7 @@ from onward.client.client import Client, DurabilityName, connect
 from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.sync_calls import SyncGroupCalls, SyncScheduleCalls
+from onward.client.sync_calls import SyncGroupCalls, SyncPipelineCalls, SyncScheduleCalls
 from onward.client.sync_consumer import SyncConsumer, SyncDelivery
 from onward.client.sync_reader import SyncReader
 from onward.client.sync_schedule import (
@@ -70,7 +70,7 @@ def connect_sync(
     )  # fmt: skip
 
 
-class SyncClient(SyncGroupCalls, SyncScheduleCalls):
+class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
     """A blocking client. Made by `connect_sync`.
 
     >>> with connect_sync("memory:") as mq:
@@ -196,6 +196,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls):
         topic: str,
         *,
         start: str | int | datetime | timedelta = "earliest",
+        end: int | None = None,
         after_event_id: int | None = None,
         follow: bool = False,
     ) -> SyncReader:
@@ -203,7 +204,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls):
 
         async def make() -> Reader:
             return self._open().read(
-                topic, start=start, after_event_id=after_event_id, follow=follow
+                topic, start=start, end=end, after_event_id=after_event_id, follow=follow
             )
 
         return SyncReader(self._run(make()), self._run)
@@ -248,6 +249,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls):
         message_bytes_max: int = 0,
         retention: Duration | None = None,
         retention_bytes: int = 0,
+        retention_group: str = "",
         exist_ok: bool = False,
     ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be."""
@@ -255,7 +257,8 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls):
             self._open().create_topic(
                 topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
                 message_bytes_max=message_bytes_max, retention=retention,
-                retention_bytes=retention_bytes, exist_ok=exist_ok,
+                retention_bytes=retention_bytes, retention_group=retention_group,
+                exist_ok=exist_ok,
             )
         )  # fmt: skip
 
@@ -269,13 +272,14 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls):
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
         retention_bytes: int | None = None,
+        retention_group: str | None = None,
     ) -> TopicDescription:
         """Change what is given, leave the rest."""
         return self._run(
             self._open().change_topic(
                 topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
                 message_bytes_max=message_bytes_max, retention=retention,
-                retention_bytes=retention_bytes,
+                retention_bytes=retention_bytes, retention_group=retention_group,
             )
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from onward.client.group_calls import GroupCalls
+from onward.client.pipeline_calls import PipelineCalls
 from onward.client.schedule_calls import ScheduleCalls
 
 P = ParamSpec("P")
@@ -83,6 +84,15 @@ class SyncGroupCalls:
     purge = _blocking(GroupCalls.purge)
     find = _blocking(GroupCalls.find)
     explain = _blocking(GroupCalls.explain)
+
+
+class SyncPipelineCalls:
+    """What a pipeline asks of a broker, blocking."""
+
+    topic_ends = _blocking(PipelineCalls.topic_ends)
+    advance_group = _blocking(PipelineCalls.advance_group)
+    hold_group = _blocking(PipelineCalls.hold_group)
+    publish_encoded = _blocking(PipelineCalls.publish_encoded)
 
 
 class SyncScheduleCalls:

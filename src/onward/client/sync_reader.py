@@ -21,10 +21,10 @@ class SyncReader:
     def __iter__(self) -> Iterator[Message]:
         """Give each message."""
         for batch in self.batches():
-            yield from batch.messages()
+            yield from self._reader.wanted(batch)
 
     def batches(self) -> Iterator[ReadBatch]:
-        """Give each batch as it was published."""
+        """Give each batch as it was published; the last may reach over the end of the read."""
         batches = self._reader.batches()
         try:
             while (batch := self._run(_next(batches))) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +37,20 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes_max: int = 0
     retention_ms: int = 0
     retention_bytes: int = 0
+    retention_group: str = ""
+    """What this group has not finished is kept."""
     readers: int = 0
+
+
+class TopicEnd(NamedTuple):
+    """Where a topic begins and ends: the first offset it holds, and the one it gives next.
+
+    >>> TopicEnd(3, 10).next_offset
+    10
+    """
+
+    first_offset: int
+    next_offset: int
 
 
 def duration_ms(value: Duration) -> int:
@@ -101,3 +115,14 @@ def read_start(
         if start in ("earliest", "latest")
         else Start(time_ms=parse_instant_ms(start, now_ms=now_ms))
     )
+
+
+def check_end(end: int | None) -> None:
+    """Raise `InvalidRequest` when a read cannot end there.
+
+    >>> check_end(-1)
+    Traceback (most recent call last):
+    onward.errors.InvalidRequest: a read ends before an offset, not -1
+    """
+    if end is not None and (type(end) is not int or end < 0):
+        raise InvalidRequest(f"a read ends before an offset, not {end!r}")

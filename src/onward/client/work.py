@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any
 
 from onward.client.checking import check_options
@@ -99,11 +100,17 @@ def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, st
             result = await threads.run(lambda: work.function(*positional, **named))
         return await result if isinstance(result, Awaitable) else result
 
+    plain: Callable[..., Awaitable[object]] | None = None
+    if threads is None and iscoroutinefunction(work.function):
+        plain = work.function
+
     async def call_one(delivery: Delivery) -> object:
         try:
             positional, named = work.signature.arguments(delivery)
         except Unconvertible as error:
             raise Reject(str(error)) from error
+        if plain is not None:  # one coroutine fewer for each message
+            return await plain(*positional, **named)
         return await invoke(positional, named)
 
     async def call_batch(deliveries: Deliveries) -> object:

@@ -36,6 +36,10 @@ Settled = Callable[[Work, Delivery, str, str], None]
 """Is told of each delivery `acked`, `retried`, `rejected` or `lost`, and the cause."""
 
 
+class _OutOfTime(Exception):
+    """What still runs when the time to stop is over is cancelled with its group of tasks."""
+
+
 class WorkRun:
     """One function at work."""
 
@@ -55,7 +59,6 @@ class WorkRun:
         self._unconverted: dict[str, str] = {}
         self._call = chain(middleware, caller(work, self._threads, self._note_unconverted))
         self._seldom = Seldom(logger)
-        self._calls: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._stop_at = 0.0
         self._limit: asyncio.Timeout | None = None
@@ -117,19 +120,22 @@ class WorkRun:
     # --- taking ------------------------------------------------------------------------------
 
     async def _work(self, consumer: Consumer) -> None:
-        async with asyncio.TaskGroup() as calls:
-            try:
-                if self.work.batch is None:
-                    await self._take_each(aiter(consumer), calls)
-                else:
-                    collecting = calls.create_task(self._collect(aiter(consumer)))
-                    await self._take_lists(self.work.batch, calls)
-                    await collecting
-                    await self._end_collected(consumer, calls)
-            except OnwardError as error:
-                self._ended = error
-            self.stop()
-            await self._drain()
+        try:
+            async with asyncio.TaskGroup() as calls:
+                try:
+                    if self.work.batch is None:
+                        await self._take_each(aiter(consumer), calls)
+                    else:
+                        collecting = calls.create_task(self._collect(aiter(consumer)))
+                        await self._take_lists(self.work.batch, calls)
+                        await collecting
+                        await self._end_collected(consumer, calls)
+                except OnwardError as error:
+                    self._ended = error
+                self.stop()
+                await self._drain()
+        except* _OutOfTime:
+            pass  # which has cancelled what still ran
         if self._ended is not None:
             raise self._ended
 
@@ -137,11 +143,12 @@ class WorkRun:
         self, deliveries: AsyncIterator[Delivery], calls: asyncio.TaskGroup
     ) -> None:
         async with self._until_stopped():
-            while await self.slots.free():
-                delivery = await anext(deliveries, None)
-                if delivery is None:
-                    return
+            if not await self.slots.free():
+                return
+            async for delivery in deliveries:
                 self._begin([delivery], calls)
+                if not self.slots.is_free and not await self.slots.free():
+                    return
 
     async def _take_lists(self, most: int, calls: asyncio.TaskGroup) -> None:
         """Call with all that has arrived meanwhile, up to `most`."""
@@ -193,12 +200,10 @@ class WorkRun:
 
     def _begin(self, deliveries: Deliveries, calls: asyncio.TaskGroup) -> None:
         self.slots.begin()
-        task = calls.create_task(self._perform(deliveries))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        calls.create_task(self._perform(deliveries))
 
     async def _drain(self) -> None:
-        """Let what runs end; when its time is over, give it up."""
+        """Let what runs end; when its time is over, `_OutOfTime` ends all of it."""
         try:
             async with asyncio.timeout_at(self._stop_at):
                 await self.slots.idle()
@@ -207,8 +212,7 @@ class WorkRun:
                 "%r of group %r: %d calls did not end in time, their messages are given back",
                 self.work.name, self.work.group, self.slots.running,
             )  # fmt: skip
-            for task in self._calls:
-                task.cancel()
+            raise _OutOfTime from None
 
     # --- calling -----------------------------------------------------------------------------
 

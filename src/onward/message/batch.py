@@ -159,6 +159,25 @@ def join_columns(
     return b"".join((_BEFORE_REST.pack(MAGIC, 12 + sum(map(len, parts)), crc), *parts))
 
 
+def restamp(batch: Buffer, *, producer_id: int, sequence: int, time_ms: int | None = None) -> bytes:
+    """Return a batch under another producer id and sequence; without `time_ms` its time stays.
+
+    >>> batch = restamp(encode_batch([b"hello"]), producer_id=7, sequence=1)
+    >>> batch == encode_batch([b"hello"], producer_id=7, sequence=1)
+    True
+    """
+    header = check_batch(batch)
+    if header.length != len(batch):
+        raise ProtocolError(f"{len(batch) - header.length} bytes follow after a batch")
+    head = _AFTER_CRC.pack(
+        VERSION, header.flags, header.columns, header.count, header.raw_bytes, producer_id,
+        sequence, header.time_ms if time_ms is None else time_ms,
+    )  # fmt: skip
+    rest = memoryview(batch)[HEADER_BYTES:]
+    crc = crc32c(rest, crc32c(head))
+    return b"".join((_BEFORE_REST.pack(MAGIC, header.length, crc), head, rest))
+
+
 def check_batch(buffer: Buffer, start: int = 0, *, end: int | None = None) -> BatchHeader:
     """Return the header of the batch at `start` when the whole batch is sound, checksum included.
 

@@ -2,6 +2,7 @@
 
     name   = 1 to 128 of  A-Z a-z 0-9 . _ -      but neither "." nor "..": a topic, a group
     system = "@" name                            only where the caller allows it: a topic
+    open   = "@pipeline"  or  "@sink." name      of pipelines: whoever may publish may use them
     member = 1 to 128 printable characters       who it is, for people
 
 The same set as Kafka's, so a name is safe in a path, a URL, a metric and a log line. A name is
@@ -13,6 +14,9 @@ import re
 from onward.errors import InvalidName
 
 NAME_CHARACTERS_MAX = 128
+
+PIPELINE_TOPIC = "@pipeline"
+SINK_PREFIX = "@sink."
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
@@ -28,7 +32,7 @@ def check_topic_name(name: str, *, system: bool = False) -> str:
     if not isinstance(name, str):
         raise InvalidName(f"a topic name is text, not {type(name).__name__}")
     if name.startswith("@"):
-        if not system:
+        if not system and is_system_name(name):
             raise InvalidName(
                 f"topic name {_shown(name)}: names that begin with '@' are the system's own"
             )
@@ -36,6 +40,16 @@ def check_topic_name(name: str, *, system: bool = False) -> str:
     else:
         _check(name, whole=name, what="topic")
     return name
+
+
+def is_system_name(name: str) -> bool:
+    """Tell whether a topic of this name belongs to the broker alone.
+
+    >>> [is_system_name(name) for name in ("orders", "@trace", "@pipeline", "@sink.load-7")]
+    [False, True, False, False]
+    """
+    is_sink = name.startswith(SINK_PREFIX) and name != SINK_PREFIX
+    return name.startswith("@") and name != PIPELINE_TOPIC and not is_sink
 
 
 def check_group_name(name: str) -> str:

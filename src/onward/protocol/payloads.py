@@ -103,13 +103,15 @@ class Start(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
             raise ValueError("'from' has exactly one of offset, time_ms and event_id")
 
 
-class Read(msgspec.Struct, frozen=True, rename={"start": "from"}):
+class Read(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
     """Which entries of a topic to send, and how many bytes of them at first."""
 
     topic: str
     start: Literal["earliest", "latest"] | Start
     credit_bytes: Number
     follow: bool = False
+    end: Number | msgspec.UnsetType = msgspec.UNSET
+    """The offset that it ends before; left out, it goes to the end of the topic."""
 
 
 class End(msgspec.Struct, frozen=True):

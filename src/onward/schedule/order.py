@@ -150,6 +150,9 @@ class Part(Protocol):
     def seek(self, after: Moment) -> None:
         """Go to the first row after this one, forward or back: from there on all rows wait."""
 
+    def count_due(self, now_ms: int) -> int:
+        """Return how many rows wait that fire at or before `now_ms`."""
+
 
 class Taken:
     """Rows that were taken together, of one or several parts.
@@ -238,6 +241,10 @@ class Order:
     def next_ms(self) -> int | None:
         """Return when the next row fires; None when none waits."""
         return min((head[0] for part in self.parts if (head := part.head())), default=None)
+
+    def count_due(self, now_ms: int) -> int:
+        """Return how many rows wait that fire at or before `now_ms`; they go on waiting."""
+        return sum(part.count_due(now_ms) for part in self.parts)
 
     def take(self, *, now_ms: int, limit: int) -> Taken:
         """Return the next rows that fire at or before `now_ms`, at most `limit`."""
@@ -390,6 +397,16 @@ class TailPart:
             self._unready()
             self.count = sum(stretch.count_after(after) for stretch in self._stretches)
         self._head = self._find_head()
+
+    def count_due(self, now_ms: int) -> int:
+        """Return how many rows wait that fire at or before `now_ms`.
+
+        >>> tail = TailPart(number_start=0)
+        >>> tail.add(Rows([5, 1, 3], [0, 1, 2]))
+        >>> tail.count_due(3), tail.count
+        (2, 3)
+        """
+        return sum(len(stretch.due(self._after, now_ms)) for stretch in self._stretches)
 
     def _make_ready(self, now_ms: int) -> None:
         due = [stretch.due(self._after, now_ms) for stretch in self._stretches]

@@ -24,6 +24,7 @@ from onward.log.disk import Disk, File
 from onward.schedule.blocks import NUMBERS, UNIQUES, Blocks, hashes_of
 from onward.schedule.counts import Counts
 from onward.schedule.layout import HEADER_BYTES, Header, Key, Place, Section, unpack_header
+from onward.schedule.marks import NUMBER_MAX
 from onward.schedule.order import Rows
 from onward.schedule.pages import Page, read_page
 from onward.schedule.record import Record, Records
@@ -112,6 +113,15 @@ class Run:
             taken.extend(rows)
             self._go_to(self._position + len(rows))
         return taken
+
+    def count_due(self, now_ms: int) -> int:
+        """Return how many rows wait that fire at or before `now_ms`."""
+        cached = self._cached
+        try:
+            return max(0, self.first_after(now_ms, NUMBER_MAX) - self._position)
+        finally:
+            # The next rows are taken from the page that was read last, not from this one.
+            self._cached = cached
 
     def rows(self, position: int, limit: int) -> Rows:
         """Return rows from a position on: at most `limit`, and at most those of one page."""

@@ -26,11 +26,12 @@ from onward.broker.catalogue import Topic
 from onward.broker.choosing import Source
 from onward.client.app import App
 from onward.client.app_run import AppRun
-from onward.client.client import Client, Tags
+from onward.client.client import Client
 from onward.client.delivery import Delivery
 from onward.client.embedded import Embedded
 from onward.client.finding import parse_id
 from onward.client.groups import DeadLetterDescription
+from onward.client.message_parts import Tags
 from onward.client.topics import Duration, duration_ms
 from onward.client.work import Work
 from onward.delivery.trace import Trace, decode_row

@@ -140,12 +140,13 @@ class Speaker(asyncio.BufferedProtocol):
         return request_id
 
     def say_read(
-        self, topic: str, start: Any = "earliest", *, credit: int = 1 << 20, follow: bool = False
-    ) -> int:
+        self, topic: str, start: Any = "earliest", *, credit: int = 1 << 20, follow: bool = False,
+        end: int | None = None,
+    ) -> int:  # fmt: skip
         request_id = self.new_id()
         if not isinstance(start, str | Start):
             start = Start(offset=start)
-        read = Read(topic, start, credit, follow)
+        read = Read(topic, start, credit, follow, msgspec.UNSET if end is None else end)
         self.transport.write(frame(Kind.READ, request_id, encode_json(read)))
         return request_id
 

@@ -371,3 +371,62 @@ async def test_a_failure_nobody_thought_of_ends_the_read_and_is_logged(
     broker.delivering._in_thread = in_thread
     assert await speaker.read("orders") == [b"body"]
     await broker.stop()
+
+
+# --- reads that end at an offset ---------------------------------------------------------------
+
+
+async def test_a_read_with_an_end_sends_nothing_that_begins_there_or_after() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    bodies = [b"%d" % number for number in range(12)]
+    for start in range(0, 12, 3):
+        await speaker.publish("orders", bodies[start : start + 3])
+    for first in range(13):
+        for end in range(14):
+            reading = speaker.say_read("orders", first, end=end)
+            await turns(100)
+            assert speaker.end(reading) == "end"
+            # Entries are sent whole: the client cuts.
+            sent = bodies[first - first % 3 : -(-end // 3) * 3] if first < end else []
+            assert speaker.bodies(reading) == sent
+    await broker.stop()
+
+
+async def test_a_read_that_follows_waits_until_its_end_is_reached() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    reading = speaker.say_read("orders", "earliest", follow=True, end=3)
+    await turns()
+    await speaker.publish("orders", [b"0", b"1"])
+    assert (speaker.bodies(reading), speaker.end(reading)) == ([b"0", b"1"], None)
+    await speaker.publish("orders", [b"2"])
+    await turns()
+    await speaker.publish("orders", [b"3"])
+    assert (speaker.bodies(reading), speaker.end(reading)) == ([b"0", b"1", b"2"], "end")
+    await broker.stop()
+
+
+async def test_a_read_waits_for_credit_also_before_its_end() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    for number in range(4):
+        await speaker.publish("orders", [b"%d" % number])
+    reading = speaker.say_read("orders", 0, credit=1, end=2)
+    await turns()
+    assert (speaker.bodies(reading), speaker.end(reading)) == ([b"0"], None)
+    speaker.say_credit(reading, 1 << 16)
+    await turns()
+    assert (speaker.bodies(reading), speaker.end(reading)) == ([b"0", b"1"], "end")
+    await broker.stop()
+
+
+async def test_where_a_read_with_an_end_would_go_on_is_said() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    await speaker.publish("orders", [b"0", b"1", b"2"])
+    reading = speaker.say_read("orders", 0, end=2)
+    await turns()
+    ended = [decode_end(payload) for kind, payload in speaker.of(reading) if kind == Kind.END]
+    assert [(one.next_offset, one.message) for one in ended] == [(3, "offset 2 is reached")]
+    await broker.stop()

@@ -187,7 +187,7 @@ class World:
             "producers": broker.producers.save(),
             "inflight": broker.publishing.inflight_bytes,
             "unanswered": [session.unanswered_bytes for session in self.sessions],
-            "held": [session.held_sequence for session in self.sessions],
+            "held": [dict(session.held_sequences) for session in self.sessions],
         }
 
 

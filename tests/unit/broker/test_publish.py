@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from onward.broker import producers as producers_module
+from onward.broker import publish
 from onward.broker.broker import Broker
 from onward.broker.producers import WINDOW
 from onward.errors import DiskFull
@@ -350,6 +351,56 @@ async def test_an_overloaded_broker_refuses_in_order_and_takes_in_order() -> Non
     await turns()
     offsets = [speaker.answer(id_) for id_ in again]
     assert [one.base_offset for one in offsets if isinstance(one, Published)] == [1, 2, 3]
+    await broker.stop()
+
+
+async def test_producers_of_one_connection_are_refused_each_in_its_own_order() -> None:
+    settings = settings_with(server={"inflight_bytes_max": 65_536})
+    broker = await open_broker(settings=settings, commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    small = [b"small"]
+    speaker.say_publish("orders", [bytes(70_000)], producer_id=7, sequence=1)
+    await turns()
+    refused = speaker.say_publish("orders", small, producer_id=7, sequence=5)
+    await turns()
+    assert speaker.answer(refused) == "overloaded"
+    held(broker).release()
+    await turns()
+    # Neither a smaller nor a larger number of another producer lets this one go on out of turn.
+    others = [
+        speaker.say_publish("orders", small, producer_id=id_, sequence=n)
+        for id_, n in ((8, 2), (9, 900))
+    ]
+    late = speaker.say_publish("orders", small, producer_id=7, sequence=6)
+    await turns()
+    held(broker).release()
+    await turns()
+    assert all(isinstance(speaker.answer(id_), Published) for id_ in others)
+    assert speaker.answer(late) == "overloaded"
+    again = [speaker.say_publish("orders", small, producer_id=7, sequence=n) for n in (5, 6)]
+    await turns()
+    held(broker).release()
+    await turns()
+    found = [speaker.answer(id_) for id_ in again]
+    assert [one.base_offset for one in found if isinstance(one, Published)] == [3, 4]
+    await broker.stop()
+
+
+async def test_the_producers_that_are_refused_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publish, "HELD_MAX", 3)
+    settings = settings_with(server={"inflight_bytes_max": 65_536})
+    broker = await open_broker(settings=settings, commit=HeldCommit)
+    speaker = await Speaker.to(broker)
+    speaker.say_publish("orders", [bytes(70_000)], producer_id=7, sequence=1)
+    await turns()
+    for producer_id in range(100, 120):
+        refused = speaker.say_publish("orders", [b"x"], producer_id=producer_id, sequence=1)
+        await turns()
+        assert speaker.answer(refused) == "overloaded"
+    (session,) = broker.sessions
+    assert len(session.held_sequences) <= 3
     await broker.stop()
 
 

@@ -248,6 +248,37 @@ async def test_there_are_never_more_topics_than_allowed() -> None:
     await broker.stop()
 
 
+async def test_topics_of_pipelines_have_the_limit_too_and_take_no_room_from_others() -> None:
+    broker = await open_broker(settings=settings_with(topics={"count_max": 3}))
+    speaker = await Speaker.to(broker)
+    for name in ("@sink.a", "@sink.b", "@pipeline"):
+        assert await speaker.request("topic.create", topic=name) != "overloaded"
+    assert await speaker.request("topic.create", topic="@sink.c") == "overloaded"
+    assert await speaker.publish("@sink.d") == "overloaded"
+    for name in ("a", "b", "c"):
+        assert await speaker.request("topic.create", topic=name) != "overloaded"
+    assert await speaker.request("topic.create", topic="d") == "overloaded"
+    await broker.stop()
+
+
+async def test_topics_of_pipelines_are_created_changed_and_deleted_by_clients() -> None:
+    broker = await open_broker()
+    speaker = await Speaker.to(broker)
+    sequence = 0
+    for name in ("@pipeline", "@sink.load-7", "@sink." + "x" * 123):
+        for _ in range(3):
+            # The first goes the long way, the next ones go the short one.
+            sequence += 1
+            published = await speaker.publish(name, producer_id=7, sequence=sequence)
+            assert not isinstance(published, str)
+        assert await speaker.request("topic.change", topic=name, rule="read-only") != "forbidden"
+        assert await speaker.request("topic.delete", topic=name) == {"topic": name}
+    for name in ("@sink.", "@sink", "@other"):
+        assert await speaker.publish(name) == "invalid_name"
+        assert await speaker.request("topic.create", topic=name) == "invalid_name"
+    await broker.stop()
+
+
 async def test_a_full_disk_refuses_new_topics_and_still_ends_old_ones() -> None:
     broker = await open_broker()
     speaker = await Speaker.to(broker)

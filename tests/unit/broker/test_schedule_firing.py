@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from onward.log.memory_disk import MemoryDisk
@@ -90,6 +92,26 @@ async def test_a_crowded_moment_fires_in_several_steps_and_keeps_its_order() -> 
     await schedule.passes(1_000)
     assert schedule.numbers() == list(range(5_000))
     assert broker.publishing.commit_count < 200
+    await broker.stop()
+
+
+async def test_the_status_says_how_many_are_due_until_the_last_of_them_has_fired() -> None:
+    broker = await open_broker(settings=settings_with(log={"segment_bytes_max": 1 << 22}))
+    schedule = await Schedule.of(broker)
+    await schedule.add(*[1_000] * 3_000, *[90_000] * 10, bodies=[b"x" * 300] * 3_010)
+    seen: list[object] = []
+
+    async def watch() -> None:
+        while True:
+            seen.append(broker.status()["due_now"])
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await schedule.passes(1_000)
+    watching.cancel()
+    assert max(seen) == 3_000
+    assert broker.status()["due_now"] == 0
+    assert broker.status()["scheduled"] == 10
     await broker.stop()
 
 

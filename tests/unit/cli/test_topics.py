@@ -19,12 +19,14 @@ def test_a_topic_is_created_as_it_was_asked_for(onward: Onward):
     topic = record(
         onward(
             "topics", "create", "made", "--lifetime", "1h", "--rule", "write-only", "--retention",
-            "7d", "--retention-bytes", "1GiB", "--message-bytes-max", "4KiB", "--json",
+            "7d", "--retention-bytes", "1GiB", "--message-bytes-max", "4KiB",
+            "--retention-group", "archive", "--json",
         )
     )  # fmt: skip
     assert topic["rule"] == "write-only"
     assert topic["retention_ms"] == 7 * 86_400_000
     assert topic["retention_bytes"] == 1 << 30
+    assert topic["retention_group"] == "archive"
     assert topic["message_bytes_max"] == 4096
     assert int(str(topic["expires_at_ms"])) - int(str(topic["created_at_ms"])) == 3_600_000
     assert record(onward("topics", "show", "made", "--json")) == topic
@@ -45,6 +47,18 @@ def test_a_change_leaves_the_rest(onward: Onward):
     assert topic["expires_at_ms"]
     never = record(onward("topics", "change", "changed", "--expires-at", "never", "--json"))
     assert never["expires_at_ms"] == 0
+
+
+def test_the_group_that_a_topic_waits_for_is_shown_and_changed(onward: Onward):
+    onward("topics", "create", "waits", "--retention-group", "archive")
+    shown = onward("topics", "show", "waits").stdout.splitlines()
+    assert [line.split() for line in shown if b"group" in line] == [
+        [b"retention", b"group", b"archive"]
+    ]
+    topic = record(onward("topics", "change", "waits", "--retention-group", "", "--json"))
+    assert topic["retention_group"] == ""
+    done = onward("topics", "change", "waits", "--retention-group", "a b")
+    assert (done.returncode, b"(invalid_name)" in done.stderr) == (1, True)
 
 
 def test_topics_lists_without_being_told(onward: Onward):

@@ -97,7 +97,7 @@ def settings_with(
 
 @asynccontextmanager
 async def calling(
-    *, settings: Settings | None = None, timeout_s: float = 5.0
+    *, settings: Settings | None = None, timeout_s: float = 60.0
 ) -> AsyncIterator[tuple[Client, Cable, SlowCommit]]:
     broker = await Broker.open(settings or settings_with(), disk=MemoryDisk(), commit=SlowCommit)
     cable = Cable(broker)

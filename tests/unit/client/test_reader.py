@@ -233,3 +233,54 @@ async def test_topics_that_ended_stand_behind_all_others(monkeypatch: pytest.Mon
         await client.delete_topic("e")
         await client.delete_topic("b")
         assert [one.topic for one in await client.topics(ended=True)] == list("acdfbe")
+
+
+# --- reads that end at an offset ---------------------------------------------------------------
+
+
+async def test_a_read_ends_before_its_end_wherever_batches_begin() -> None:
+    async with calling() as (client, _, _):
+        for size in (3, 1, 4):
+            await client.publish_many("orders", [b"x"] * size)
+        for start in range(9):
+            for end in range(10):
+                reader = client.read("orders", start=start, end=end)
+                found = [message.offset async for message in reader]
+                assert found == list(range(start, min(end, 8)))
+
+
+async def test_the_last_batch_of_a_read_may_reach_over_its_end_and_none_begins_there() -> None:
+    async with calling() as (client, _, commit):
+        await client.publish("orders", b"0")
+        commit.is_holding = True
+        publishes = [
+            asyncio.ensure_future(client.publish_many("orders", [b"x"] * 3)) for _ in range(3)
+        ]
+        await turns()
+        commit.release()
+        await asyncio.gather(*publishes)
+        # The batches of one commit are one entry: they arrive together.
+        batches = [batch async for batch in client.read("orders", start=1, end=5).batches()]
+        assert [(batch.first_offset, batch.count) for batch in batches] == [(1, 3), (4, 3)]
+        batches = [batch async for batch in client.read("orders", start=1, end=4).batches()]
+        assert [(batch.first_offset, batch.count) for batch in batches] == [(1, 3)]
+
+
+async def test_a_read_that_follows_ends_when_its_end_is_published() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish_many("orders", [b"0", b"1"])
+        found: list[int] = []
+        async with asyncio.timeout(60):
+            async for message in client.read("orders", end=4, follow=True):
+                found.append(message.offset)
+                if message.offset == 1:
+                    cable.cut()
+                    await client.publish_many("orders", [b"2", b"3", b"4"])
+        assert found == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [-1, "5", 1.5, True])
+async def test_a_read_ends_at_an_offset_and_nowhere_else(end: object) -> None:
+    async with calling() as (client, _, _):
+        with pytest.raises(InvalidRequest, match="a read ends before an offset"):
+            client.read("orders", end=end)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from onward.message.batch import (
     decode_batch,
     encode_batch,
     largest_body_bytes,
+    restamp,
 )
 from onward.message.columns import Column
 
@@ -32,6 +33,8 @@ values = {
     "priorities": st.integers(0, 255),
 }
 
+times = st.integers(-(2**63), 2**63 - 1)
+
 
 @st.composite
 def batch_arguments(draw: st.DrawFn) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def batch_arguments(draw: st.DrawFn) -> dict[str, Any]:
         arguments[name] = draw(st.lists(values.get(name, text), min_size=size, max_size=size))
     arguments["producer_id"] = draw(st.integers(0, 2**64 - 1))
     arguments["sequence"] = draw(st.integers(0, 2**64 - 1))
-    arguments["time_ms"] = draw(st.integers(-(2**63), 2**63 - 1))
+    arguments["time_ms"] = draw(times)
     arguments["compression"] = draw(st.sampled_from((None, "zstd", "lz4")))
     return arguments
 
@@ -150,3 +153,30 @@ def test_what_cannot_be_a_batch_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         encode_batch(**arguments)
+
+
+# --- under another number ----------------------------------------------------------------------
+
+
+@SLOWLY
+@given(batch_arguments(), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.none() | times)
+def test_a_batch_under_another_number_is_as_if_it_was_encoded_with_it(
+    arguments: dict[str, Any], producer_id: int, sequence: int, time_ms: int | None
+) -> None:
+    packed = encode_batch(**arguments)
+    stamp: dict[str, Any] = {"producer_id": producer_id, "sequence": sequence}
+    if time_ms is not None:
+        stamp["time_ms"] = time_ms
+    wanted = encode_batch(**arguments | stamp)
+    for kind in (bytes, bytearray, memoryview):
+        assert restamp(kind(packed), **stamp) == wanted
+    assert restamp(wanted, **stamp) == wanted
+
+
+def test_what_is_not_exactly_one_sound_batch_gets_no_other_number() -> None:
+    packed = encode_batch([b"hello"])
+    with pytest.raises(ProtocolError, match="8 bytes follow after a batch"):
+        restamp(packed + bytes(8), producer_id=7, sequence=1)
+    for broken in (packed[:-1], b"", packed[:-8] + b"\x01" + packed[-7:]):
+        with pytest.raises(ProtocolError):
+            restamp(broken, producer_id=7, sequence=1)

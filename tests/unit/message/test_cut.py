@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onward.errors import Corruption
@@ -14,6 +14,9 @@ from onward.message.batch import batches_of, decode_batch, encode_batch, message
 from onward.message.cut import BATCH_BYTES_SMALL, ENTRY_BYTES_SMALL, Cutter, Range, cut_entries
 from onward.message.entry import Buffer, Draft, Kind, encode_entry, entry_heads, read_entry
 from onward.message.message import Message
+
+# How fast the machine makes examples is not what is tested here.
+SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TEXTS: dict[str, st.SearchStrategy[Any]] = {
     "keys": st.none() | st.text("ключab", max_size=5),
@@ -103,7 +106,7 @@ def wanted_ranges(draw: st.DrawFn, end: int) -> list[Range]:
     return pairs if draw(st.booleans()) else pairs[::2]
 
 
-@settings(max_examples=100)
+@settings(SLOWLY, max_examples=100)
 @given(st.data())
 def test_a_cut_holds_every_wanted_message_as_it_was(data: st.DataObject) -> None:
     entries, end = data.draw(stored_entries())
@@ -114,7 +117,7 @@ def test_a_cut_holds_every_wanted_message_as_it_was(data: st.DataObject) -> None
     assert all(before[offset] == one for offset, one in after.items()), "nothing is made up"
 
 
-@settings(max_examples=40)
+@settings(SLOWLY, max_examples=40)
 @given(st.data())
 def test_one_cutter_for_many_cuts_gives_what_new_ones_give(data: st.DataObject) -> None:
     cutter = Cutter()

@@ -32,6 +32,25 @@ def test_a_refused_name_says_which_rule_it_breaks(name: str, rule: str) -> None:
         check_group_name(name)
 
 
+@pytest.mark.parametrize("name", ["@pipeline", "@sink.load-7", "@sink." + "x" * 123])
+def test_the_topics_of_pipelines_are_for_everybody(name: str) -> None:
+    assert check_topic_name(name) == check_topic_name(name, system=True) == name
+    with pytest.raises(InvalidName):
+        check_group_name(name)
+
+
+@pytest.mark.parametrize("name", ["@", "@sink", "@sink.", "@sinks.a", "@pipelines", "@Pipeline"])
+def test_what_only_looks_like_a_topic_of_pipelines_is_the_systems(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["@sink.a b", "@sink." + "x" * 124, "@sink./"])
+def test_a_topic_of_pipelines_follows_the_rules_of_names(name: str) -> None:
+    with pytest.raises(InvalidName, match="a name has"):
+        check_topic_name(name)
+
+
 def test_a_system_topic_is_allowed_only_to_the_system() -> None:
     assert check_topic_name("@schedule", system=True) == "@schedule"
     with pytest.raises(InvalidName, match="the system's own"):

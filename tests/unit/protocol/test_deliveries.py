@@ -31,7 +31,10 @@ from onward.protocol.payloads import encode_json
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-ranges = st.tuples(st.integers(0, 2**62), st.integers(1, 2**62)).map(lambda r: (r[0], r[0] + r[1]))
+# Together at most the largest offset there is, 2**63 - 1.
+ranges = st.tuples(st.integers(0, 2**62 - 1), st.integers(1, 2**62)).map(
+    lambda r: (r[0], r[0] + r[1])
+)
 rows = st.lists(st.tuples(u64, ranges).map(lambda row: (row[0], *row[1])), max_size=20)
 grants = st.lists(st.tuples(ranges, u32).map(lambda row: (*row[0], row[1])), max_size=20)
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)

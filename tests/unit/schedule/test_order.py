@@ -97,7 +97,9 @@ def test_rows_of_all_parts_are_taken_in_order(
     own = [[one for one in some if not (one[1] in seen or seen.add(one[1]))] for some in parts]
     order = order_of([some for some in own if some])
     expected = sorted(one for some in own for one in some if one[0] <= now_ms)
+    assert order.count_due(now_ms) == len(expected)
     assert drained(order, now_ms=now_ms, limit=limit) == expected
+    assert order.count_due(now_ms) == 0
     assert order.waiting == sum(map(len, own)) - len(expected)
     assert order.last == (expected[-1] if expected else BEFORE_ALL)
 

@@ -69,7 +69,9 @@ def test_seeking_and_taking_are_as_in_a_sorted_list(messages, data):
     assert run.head() == (keys[position] if position < len(keys) else None)
     now_ms = data.draw(st.sampled_from([at for at, _ in keys] + [0, TIME_MS + 5]))
     limit = data.draw(st.integers(1, 50))
-    due = [key for key in keys[position:] if key[0] <= now_ms][:limit]
+    due = [key for key in keys[position:] if key[0] <= now_ms]
+    assert run.count_due(now_ms) == len(due)
+    due = due[:limit]
     rows = run.take_until(now_ms, limit)
     assert rows.moments() == due
     assert list(run.records_of(rows)) == records[position : position + len(due)]

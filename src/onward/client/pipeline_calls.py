@@ -1,0 +1,193 @@
+"""What a pipeline asks of a broker: how far topics reach, a group's place, batches once and whole.
+
+    look      topic_ends          where topics begin and end now, or as soon as one has more
+    progress  advance_group       a group is finished with all below an offset
+              hold_group          nobody else uses a group while this client is connected
+    publish   publish_encoded     an encoded batch under a number of the caller: stored once
+
+A pipeline keeps its progress by itself (in a checkpoint) and repeats what it did after a crash. So
+each of these may be repeated: the second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from onward.client.asking import Asking
+from onward.client.encoded import EncodedProducers, check_stamp
+from onward.client.link import Link
+from onward.client.receipt import BatchReceipt
+from onward.client.scheduled import SCHEDULE_TOPIC
+from onward.client.topics import Duration, TopicEnd, duration_ms
+from onward.errors import InvalidRequest, NotConnected
+from onward.message.batch import Buffer
+from onward.message.names import check_topic_name
+from onward.protocol.frames import Kind
+from onward.protocol.payloads import decode_error
+
+logger = logging.getLogger("onward.client")
+
+PIPELINE_ASKS = frozenset({"topic.wait", "group.advance", "group.hold"})
+"""Operations that are asked again when the connection is lost: twice is the same as once."""
+WAIT_MS_MAX = 60_000
+TOPICS_MAX = 1_000
+
+
+class PipelineCalls(Asking):
+    """The calls of a client that pipelines are made of."""
+
+    _producer_id: int
+    _encoded: EncodedProducers | None = None
+    _holds: dict[str, dict[str, object]] | None = None
+
+    async def topic_ends(
+        self, ends: Mapping[str, int], *, wait: Duration = 0
+    ) -> dict[str, TopicEnd]:
+        """Return where topics begin and end, as soon as one of them has more than its offset here.
+
+        When none has, the answer comes after `wait`, at most a minute. -1 never waits.
+
+        >>> import asyncio, onward
+        >>> async def main() -> dict[str, TopicEnd]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         return await mq.topic_ends({"orders": 1}, wait="30s")
+        >>> asyncio.run(main())
+        {'orders': TopicEnd(first_offset=0, next_offset=2)}
+        """
+        wait_ms = duration_ms(wait)
+        if not 0 <= wait_ms <= WAIT_MS_MAX:
+            raise InvalidRequest(f"wait is at most a minute, not {wait!r}")
+        if len(ends) > TOPICS_MAX:
+            raise InvalidRequest(f"{TOPICS_MAX} topics are the most to wait for, not {len(ends)}")
+        reply = await self._request(
+            {"op": "topic.wait", "ends": dict(ends), "wait_ms": wait_ms}, wait_s=wait_ms / 1000
+        )
+        found = msgspec.convert(reply["topics"], dict[str, tuple[int, int]])
+        return {topic: TopicEnd(*end) for topic, end in found.items()}
+
+    async def advance_group(self, group: str, topic: str, *, to: int, member: str) -> int:
+        """Let a group be finished with all messages of a topic below `to`; return how many.
+
+        They count as acked by `member`, whoever held them. A group never moves back by this, and
+        one that somebody else holds (`hold_group`) raises `Conflict`.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b", b"c"])
+        ...         await mq.create_group("totals", "orders")
+        ...         return [await mq.advance_group("totals", "orders", to=2, member="spark")
+        ...                 for _ in range(2)]
+        >>> asyncio.run(main())
+        [2, 0]
+        """
+        reply = await self._request(
+            {"op": "group.advance", "group": group, "topic": topic, "to": to, "member": member}
+        )
+        return int(reply["count"])
+
+    async def hold_group(self, group: str, *, holder: str, member: str = "") -> None:
+        """Keep a group to this client: nobody joins it and nobody else holds or advances it.
+
+        `holder` says to people who that is; other clients may still advance it as `member`, when
+        that is given. A group with members, or that another client holds,
+        raises `Conflict`. It is free again when this client closes or is gone; one that only lost
+        its connection takes the group again when it is back.
+
+        >>> import asyncio, onward
+        >>> async def main() -> str:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.create_topic("orders")
+        ...         await mq.create_group("totals", "orders")
+        ...         await mq.hold_group("totals", holder="the nightly totals")
+        ...         try:
+        ...             await mq.fetch("orders", group="totals")
+        ...         except onward.Conflict as error:
+        ...             return str(error)
+        >>> asyncio.run(main())
+        "group 'totals' is used by the nightly totals"
+        """
+        request: dict[str, object] = {
+            "op": "group.hold", "group": group, "holder": holder, "id": self._producer_id,
+            "member": member,
+        }  # fmt: skip
+        await self._request(request)
+        if self._holds is None:
+            self._holds = {}
+        self._holds[group] = request
+
+    async def publish_encoded(
+        self,
+        topic: str,
+        packed: Buffer,
+        *,
+        producer_id: int,
+        sequence: int,
+        durability: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BatchReceipt:
+        """Publish an encoded batch under a producer id and a sequence of the caller, once.
+
+        `packed` is what `onward.message.batch.encode_batch` returns. A repeat, of whoever, gets the
+        receipt of the first time; one that is older than the last 32 sequences of its producer id
+        raises `Conflict`. Calls under one id keep their order. A batch for `"@schedule"` has the
+        columns `topics` and `due_at_ms`.
+
+        >>> import asyncio, onward
+        >>> from onward.message.batch import encode_batch
+        >>> async def main() -> list[int]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         packed = encode_batch([b"a", b"b"])
+        ...         again = [await mq.publish_encoded("orders", packed, producer_id=7, sequence=n)
+        ...                  for n in (1, 2, 1)]
+        ...         return [receipt.first_offset for receipt in again]
+        >>> asyncio.run(main())
+        [0, 2, 0]
+        """
+        check_topic_name(topic, system=topic == SCHEDULE_TOPIC)
+        check_stamp(producer_id, sequence)
+        if self._encoded is None:
+            self._encoded = EncodedProducers(timeout_s=self._timeout_s, clock=self._clock)
+            self._encoded.use(self._keeper().link)
+        return await self._encoded.of(producer_id).publish_encoded(
+            topic, packed, sequence=sequence, durability=self._asked(durability),
+            deadline=self._deadline(timeout),
+        )  # fmt: skip
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _asked(self, durability: str | None) -> int:
+        raise NotImplementedError
+
+    def _deadline(self, timeout: Duration | None) -> float:
+        raise NotImplementedError
+
+    def _use_in_pipeline(self, link: Link | None) -> None:
+        """Go on with a new link: take what was held before anything else is asked."""
+        if self._encoded is not None:
+            self._encoded.use(link)
+        if link is not None and self._holds:
+            for group, request in self._holds.items():
+                self._hold_again(link, group, request)
+
+    def _hold_again(self, link: Link, group: str, request: dict[str, object]) -> None:
+        def take(kind: int, payload: bytes | bytearray) -> None:
+            link.forget(request_id)
+            if kind == Kind.ERROR and self._holds is not None:
+                # The next call that needs it says so to the program.
+                logger.warning("group %r is no longer held: %s", group, decode_error(payload))
+                self._holds.pop(group, None)
+
+        request_id = link.expect(take)
+        link.send(Kind.REQUEST, request_id, msgspec.json.encode(request))
+
+    async def _end_pipeline(self, *, drain: bool) -> None:
+        if self._encoded is not None:
+            if drain:
+                await self._encoded.drain()
+            self._encoded.close(NotConnected("the client is closed"))
+        self._encoded = self._holds = None

@@ -1,0 +1,76 @@
+"""Onward for Spark: `.format("onward")`, to read and to write, in batches and in streams.
+
+    spark.read.format("onward").option("topic", "orders").load()          source.py
+    spark.readStream.format("onward").option("topic", "orders").load()    stream.py
+    frame.write.format("onward").mode("append").save()                    sink.py
+    frame.writeStream.format("onward").start()                            sink.py
+
+Spark makes the object in several processes, more than once for a query: making one opens nothing.
+Options are read when it is known whether to read or to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from onward.pipeline.options import source_options
+from onward.pipeline.schema import message_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class OnwardSource(DataSource):
+    """The data source `onward`. Spark makes it; the options are those of `options.py`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the word for `format`."""
+        return "onward"
+
+    def schema(self) -> StructType | str:
+        """Return the columns that will be read: as text where Spark must parse a part of it."""
+        options = source_options(self.options)
+        messages = message_schema(options.columns)
+        if options.body_schema is None:
+            return messages
+        columns = [f"`{column.name}` {column.dataType.simpleString()}" for column in messages]
+        return ", ".join([*columns, options.body_schema])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of what topics hold now."""
+        from onward.pipeline.source import BatchReader
+
+        return BatchReader(source_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return a reader of what topics hold and will hold."""
+        from onward.pipeline.stream import StreamReader
+
+        return StreamReader(source_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return a writer of one batch."""
+        from onward.pipeline.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Return a writer of one batch after another."""
+        from onward.pipeline.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

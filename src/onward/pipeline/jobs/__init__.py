@@ -1,0 +1,1 @@
+"""Ready jobs, each one readable file; `onward pipeline NAME` runs them."""

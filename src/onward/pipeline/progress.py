@@ -1,0 +1,240 @@
+"""How far streams are, told to the broker: lag is seen there like any consumer's.
+
+    listen(spark)        once per session: after every batch the query's group is advanced, and a
+                         line goes to '@pipeline'
+    catch_up(query)      when a query has ended: returns once its last batch counts too
+
+A query holds its group and advances it itself whenever it plans its next batch; the listener does
+so as soon as a batch is done, the last one too. Progress is a courtesy: what must not be lost is in
+the checkpoint of the query, so a broker that is away costs a line in the log and never the query.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from onward.clock import SystemClock
+from onward.errors import Conflict, OnwardError, UnknownTopic
+from onward.pipeline.place import Place, open_client
+from onward.pipeline.runs import TOPIC, JobRun, encode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        SourceProgress,
+        StreamingQueryProgress,
+    )
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from onward.client.sync import SyncClient
+
+GROUP, SERVERS = "@group", "@servers"
+MEMBER = "spark"
+
+FREE_S = 5.0
+"""How long a group may stay held after its query has ended: its process needs a moment to go."""
+_PATIENCE = "5s"
+_TOPICS_SHOWN = 50
+_log = logging.getLogger("onward.pipeline")
+_listening: set[str] = set()
+
+
+def positions(offset: Mapping[str, int | str]) -> dict[str, int]:
+    """Return the topics of a stream's offset.
+
+    >>> positions({"@group": "totals", "orders": 12})
+    {'orders': 12}
+    """
+    return {topic: int(at) for topic, at in offset.items() if topic not in (GROUP, SERVERS)}
+
+
+def advance(mq: SyncClient, group: str, to: Mapping[str, int]) -> None:
+    """Let a group be finished with all below these offsets; a topic that is no more is left out."""
+    for topic, offset in to.items():
+        if offset > 0:
+            with suppress(UnknownTopic):
+                mq.advance_group(group, topic, to=offset, member=MEMBER)
+
+
+def listen(spark: SparkSession) -> None:
+    """Tell the broker of every batch of this session's streams that have a group."""
+    application = spark.sparkContext.applicationId
+    if application not in _listening:
+        _listening.add(application)
+        spark.streams.addListener(ProgressListener(_token(spark)))
+
+
+def catch_up(query: StreamingQuery, *, token: str | None = None) -> None:
+    """Return when the groups of a query that has ended are finished with its last batch."""
+    progress = query.lastProgress
+    for reached in () if progress is None else reached_by(progress.sources):
+        place = Place(reached.servers, token or os.environ.get("ONWARD_TOKEN"))
+        with open_client(place, name="spark-progress") as mq:
+            advance_when_free(mq, reached)
+
+
+class Reached(NamedTuple):
+    """Where one source of a query stands after a batch, and where its topics end."""
+
+    servers: str
+    group: str
+    offsets: dict[str, int]
+    ends: dict[str, int]
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """How much is left of each topic."""
+        return {
+            topic: max(0, end - self.offsets.get(topic, end)) for topic, end in self.ends.items()
+        }
+
+
+def reached_by(sources: Sequence[SourceProgress]) -> list[Reached]:
+    """Return where sources stand; those of other systems and those without a group are left out."""
+    found = []
+    for source in sources:
+        offset = _parsed(source.endOffset)
+        if GROUP in offset and SERVERS in offset:
+            ends = positions(_parsed(source.latestOffset))
+            found.append(Reached(str(offset[SERVERS]), str(offset[GROUP]), positions(offset), ends))
+    return found
+
+
+def advance_when_free(mq: SyncClient, reached: Reached) -> None:
+    """Advance the group of a query that has ended: its process may still let go of it."""
+    deadline = time.monotonic() + FREE_S
+    while True:
+        try:
+            advance(mq, reached.group, reached.offsets)
+        except Conflict:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+class ProgressListener(StreamingQueryListener):
+    """Hears of every batch, in the driver, one event after another."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+        self._clients: dict[str, SyncClient] = {}
+        self._queries: dict[str, tuple[list[Reached], JobRun]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """A query has begun; which group it has is seen after its first batch."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """A query had nothing to do."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A batch is done: advance its groups, and say so."""
+        progress = event.progress
+        found = reached_by(progress.sources)
+        if not found:
+            return
+        run = str(progress.runId)
+        was = self._queries.get(run)
+        line = _line(progress, found, was[1] if was else None)
+        self._queries[run] = found, line
+        for reached in found:
+            self._tell(reached, line)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """A query is over: its group is free, and its last batch counts too."""
+        found, line = self._queries.pop(str(event.runId), ([], None))
+        for reached in found:
+            assert line is not None, "a query that has reached something has said so"
+            self._tell(reached, _last_line(line, event.exception))
+        if not self._queries:
+            self._close()
+
+    def _tell(self, reached: Reached, line: JobRun) -> None:
+        try:
+            mq = self._client(reached.servers)
+            mq.publish_soon(TOPIC, encode(line), key=line.run)
+            # Another pipeline may hold the group by now: then that is how it stands.
+            with suppress(Conflict):
+                if line.state == "running":
+                    advance(mq, reached.group, reached.offsets)
+                else:
+                    advance_when_free(mq, reached)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the query must not end by it
+            _log.warning("the progress of group %r was not told: %s", reached.group, error)
+            self._drop(reached.servers)
+
+    def _client(self, servers: str) -> SyncClient:
+        if servers not in self._clients:
+            made = open_client(Place(servers, self._token, _PATIENCE), name="spark-progress")
+            made.open()
+            self._clients[servers] = made
+        return self._clients[servers]
+
+    def _drop(self, servers: str) -> None:
+        if (client := self._clients.pop(servers, None)) is not None:
+            with suppress(OnwardError):
+                client.close(drain=False)
+
+    def _close(self) -> None:
+        while self._clients:
+            with suppress(OnwardError):
+                self._clients.popitem()[1].close()
+
+
+def _line(progress: StreamingQueryProgress, found: Sequence[Reached], was: JobRun | None) -> JobRun:
+    lags = {topic: lag for reached in found for topic, lag in reached.lags.items()}
+    now_ms = SystemClock().now_ms()
+    took_ms = int(progress.durationMs.get("triggerExecution", 0))
+    return JobRun(
+        run=str(progress.runId)[:12],
+        job="stream",
+        state="running",
+        started_at_ms=was.started_at_ms if was else now_ms - took_ms,
+        at_ms=now_ms,
+        rows=(was.rows if was else 0) + progress.numInputRows,
+        rows_per_s=round(float(progress.processedRowsPerSecond), 1),
+        lag=sum(lags.values()),
+        about={
+            "query": progress.name or str(progress.id),
+            "group": ", ".join(reached.group for reached in found),
+            "topics": sorted(lags)[:_TOPICS_SHOWN],
+        },
+        result={
+            "batch": progress.batchId,
+            "batch_ms": took_ms,
+            **{f"lag {topic}": lags[topic] for topic in sorted(lags)[:_TOPICS_SHOWN]},
+        },
+    )
+
+
+def _last_line(line: JobRun, error: str | None) -> JobRun:
+    now_ms = SystemClock().now_ms()
+    if error is None:
+        return msgspec.structs.replace(line, state="done", at_ms=now_ms)
+    return msgspec.structs.replace(line, state="failed", at_ms=now_ms, error=error[-500:])
+
+
+def _parsed(text: str | None) -> dict[str, int | str]:
+    with suppress(ValueError, TypeError):
+        found = json.loads(text or "{}")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _token(spark: SparkSession) -> str | None:
+    return spark.conf.get("spark.onward.token", None) or os.environ.get("ONWARD_TOKEN")

@@ -1,0 +1,375 @@
+"""The streaming source: `spark.readStream.format("onward")`.
+
+    initialOffset ──▶ latestOffset(start) ──▶ partitions(start, end) ──▶ tasks read ──▶ ...
+                        └─ `start` is committed: the group is advanced to it
+
+A stream's offset is JSON with sorted keys, {"@group": "g", "@servers": "...", "orders": 123}: all
+below is done. It is compared as text, so an idle stream returns what it was given.
+
+    - With a group the first offset lies on the broker, so a restart in the first batch begins
+      where it began, and the group is held: one query at a time. Without one only a start that
+      does not move is taken.
+    - Asking for news is a long poll: an idle query costs two requests a second.
+    - A topic that is new (of a pattern, or in the option) first appears in the offset at its
+      beginning, and is read from there in the next batch.
+    - One process of the driver lives as long as the query and keeps the connection; tasks have
+      their own. Making a reader opens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from onward.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidRequest,
+    OffsetOutOfRange,
+    UnknownGroup,
+    UnknownTopic,
+)
+from onward.pipeline.bounds import cursors_of, ends_of, matching, offsets_of, topics_now
+from onward.pipeline.options import Bound, SourceOptions
+from onward.pipeline.place import Place, open_client
+from onward.pipeline.planning import Stretch, admit
+from onward.pipeline.progress import GROUP, MEMBER, SERVERS, advance, listen, positions
+from onward.pipeline.source import known_losses, partitions_of, source_spellings
+from onward.pipeline.topic_reads import check_schema, read_stretches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from onward.client.sync import SyncClient
+    from onward.client.topics import TopicEnd
+
+POLL_S = 0.5
+HOLD_S = 10.0
+"""How long to wait for a group: the process of a query that has just ended may still have it."""
+SAMPLE_BYTES = 64 << 10
+
+Offset = dict[str, int | str]
+
+
+def read_stream(
+    spark: SparkSession,
+    topic: str | Sequence[str] = "",
+    *,
+    place: Place | None = None,
+    columns: Sequence[str] | None = None,
+    **options: object,
+) -> DataFrame:
+    """Return a topic, or several, as a streaming DataFrame; its progress goes to its group.
+
+    The options are those of the source, written `group="totals"`, `starting_offsets="latest"`,
+    `max_rows_per_trigger=100_000`.
+    """
+    listen(spark)
+    given = source_spellings(topic, place, columns, options)
+    return spark.readStream.format("onward").options(**given).load()
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics as they grow."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema, options)
+        _check_options(options)
+        self._options = options
+        self._schema = schema
+        self._connected: SyncClient | None = None
+        self._initial: Offset | None = None
+        self._target: dict[str, TopicEnd] | None = None
+        self._ends: dict[str, TopicEnd] = {}
+        self._advanced: dict[str, int] = {}
+        self._consumed: set[str] = set()
+        self._is_checked = False
+
+    # --- offsets -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Return where the first batch begins; Spark asks more than once."""
+        if self._initial is None:
+            mq, options = self._mq(), self._options
+            ends = topics_now(mq, options)
+            self._join(mq, ends)
+            if options.group is not None:
+                first = cursors_of(mq, options.group, ends)
+            else:
+                start = options.start or Bound(word="earliest")
+                first = offsets_of(mq, start, ends, group=None, missing="earliest")
+            self._initial = self._offset(first)
+        return self._initial
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end: what is published from now on is for the next run."""
+        mq = self._mq()
+        self._target = topics_now(mq, self._options)
+        self._join(mq, self._target)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how much one batch takes."""
+        if self._options.rows_per_trigger is not None:
+            return ReadMaxRows(self._options.rows_per_trigger)
+        if self._options.bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(  # noqa: N802
+        self, start: Offset | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
+        """Return where the next batch ends: `start` itself when there is nothing new."""
+        mq = self._mq()
+        start = self.initialOffset() if start is None else start
+        first = positions(start)
+        self._check_named(first)
+        if not self._is_checked:
+            # Before anything is told to the group, by a checkpoint that may be another's.
+            self._check_ends(first, topics_now(mq, self._options))
+            self._is_checked = True
+        self._advance(mq, first)
+        heads = self._heads(mq, first)
+        self._check_ends(first, heads)
+        known = {topic: self._from(topic, at, heads) for topic, at in first.items()}
+        # What is new to the query begins at its beginning, in the next batch.
+        reached = {t: end.next_offset if t in known else end.first_offset
+                   for t, end in heads.items()}  # fmt: skip
+        rows_max = None if isinstance(limit, ReadAllAvailable) else self._rows_max(known, reached)
+        ends = first | admit(known, reached, rows_max=rows_max)
+        return start if ends == first else self._offset(ends)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """Return where the topics end, as last heard: with it Spark shows the lag."""
+        if not self._ends:
+            return None
+        return self._offset({topic: end.next_offset for topic, end in self._ends.items()})
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return the work of each task for one batch."""
+        mq, first, stop = self._mq(), positions(start), positions(end)
+        self._check_named(stop)
+        for topic, at in stop.items():
+            if first.get(topic, at) > at:
+                raise OffsetOutOfRange(
+                    f"{_FOREIGN}: a batch would begin at offset {first[topic]} of topic {topic!r} "
+                    f"and end at {at}"
+                )
+        stretches = [Stretch(topic, first.get(topic, at), at) for topic, at in stop.items()]
+        stretches = [stretch for stretch in stretches if stretch.rows]
+        ends = ends_of(mq, [stretch.topic for stretch in stretches])
+        self._check_ends({topic: at for topic, _, at in stretches}, ends)
+        kept = [known_losses(self._options, one, ends[one.topic].first_offset) for one in stretches]
+        return partitions_of(self._options, [stretch for some in kept for stretch in some])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the rows of one task; runs in a worker, in a copy of this reader."""
+        return read_stretches(self._options, self._schema, partition.value or ())
+
+    def commit(self, end: Offset) -> None:
+        """Advance the group; Spark calls this when the next batch is planned."""
+        self._advance(self._mq(), positions(end))
+
+    def stop(self) -> None:
+        """Close the connection, which frees the group."""
+        if self._connected is not None:
+            connected, self._connected = self._connected, None
+            connected.close(drain=False)
+
+    # --- the group ---------------------------------------------------------------------------
+
+    def _mq(self) -> SyncClient:
+        """Return the connection of this query; with a group it holds it."""
+        if self._connected is None:
+            mq = open_client(self._options.place, name="spark-stream")
+            mq.open()
+            try:
+                if self._options.group is not None:
+                    self._consumed = ensure_group(mq, self._options, self._options.group)
+                    _hold(mq, self._options.group)
+            except BaseException:
+                mq.close(drain=False)
+                raise
+            self._connected = mq
+        return self._connected
+
+    def _join(self, mq: SyncClient, topics: Iterable[str]) -> None:
+        """Let the group consume these topics too."""
+        new = [topic for topic in topics if topic not in self._consumed]
+        if new and self._options.group is not None:
+            mq.change_group(self._options.group, add_topics=new)
+            self._consumed.update(new)
+
+    def _advance(self, mq: SyncClient, to: Mapping[str, int]) -> None:
+        """Tell the group what is new: an idle query has nothing to say."""
+        if self._options.group is not None:
+            news = {topic: at for topic, at in to.items() if at > self._advanced.get(topic, 0)}
+            advance(mq, self._options.group, news)
+            self._advanced |= news
+
+    # --- news --------------------------------------------------------------------------------
+
+    def _heads(self, mq: SyncClient, first: Mapping[str, int]) -> dict[str, TopicEnd]:
+        """Return where the topics end; wait a while when none has more than is known."""
+        if self._target is not None:
+            self._ends = self._target
+            return self._target
+        named = matching(mq, self._options)
+        if not named:
+            time.sleep(POLL_S)  # all that matched have ended; others may come
+            return {}
+        try:
+            if first.keys() >= set(named):
+                self._ends = mq.topic_ends(
+                    {topic: first[topic] for topic in named}, wait=int(POLL_S * 1000)
+                )
+                return self._ends
+        except UnknownTopic:
+            if self._options.pattern is None:
+                raise
+        self._ends = topics_now(mq, self._options)
+        self._join(mq, self._ends)
+        return self._ends
+
+    def _from(self, topic: str, at: int, heads: Mapping[str, TopicEnd]) -> int:
+        """Return where reading goes on: what is skipped does not count as rows of a batch."""
+        skips = self._options.on_loss == "skip" and topic in heads
+        return max(at, heads[topic].first_offset) if skips else at
+
+    def _rows_max(self, first: Mapping[str, int], reached: Mapping[str, int]) -> int | None:
+        """Return how many rows one batch may have; bytes become rows by what a message has here."""
+        options = self._options
+        if options.bytes_per_trigger is None:
+            return options.rows_per_trigger
+        waiting = {t: end - first.get(t, end) for t, end in reached.items()}
+        sizes = {t: self._bytes_per_row(t, first[t]) for t, rows in waiting.items() if rows}
+        total = sum(sizes[t] * waiting[t] for t in sizes)
+        if not total:
+            return options.rows_per_trigger
+        rows = sum(waiting[t] for t in sizes)
+        rows_max = max(1, int(options.bytes_per_trigger * rows / total))
+        return min(rows_max, options.rows_per_trigger or rows_max)
+
+    def _bytes_per_row(self, topic: str, offset: int) -> float:
+        """Return how large messages are at a place of a topic: those of the first batches there."""
+        size = rows = 0
+        start = max(offset, self._ends[topic].first_offset)
+        batches = self._mq().read(topic, start=start).batches()
+        try:
+            for batch in batches:
+                size += batch.columns.header.raw_bytes
+                rows += batch.columns.count
+                if size >= SAMPLE_BYTES:
+                    break
+        except OffsetOutOfRange:
+            pass  # gone meanwhile: the read of it says so
+        finally:
+            batches.close()  # type: ignore[attr-defined]  # it is a generator
+        return size / rows if rows else 1.0
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _offset(self, offsets: Mapping[str, int]) -> Offset:
+        known: Offset = dict(offsets)
+        if self._options.group is not None:
+            known |= {GROUP: self._options.group, SERVERS: self._options.place.servers}
+        return dict(sorted(known.items()))
+
+    def _check_named(self, offsets: Mapping[str, int]) -> None:
+        """Refuse the offsets of a query that reads other topics."""
+        for topic in offsets:
+            if self._options.pattern is None:
+                is_named = topic in self._options.topics
+            else:
+                is_named = re.fullmatch(self._options.pattern, topic) is not None
+            if not is_named:
+                raise InvalidRequest(f"{_FOREIGN}: it has topic {topic!r}, which is not read here")
+
+    def _check_ends(self, offsets: Mapping[str, int], ends: Mapping[str, TopicEnd]) -> None:
+        """Refuse offsets that a topic never had."""
+        for topic, at in offsets.items():
+            if topic in ends and at > ends[topic].next_offset:
+                raise OffsetOutOfRange(
+                    f"{_FOREIGN}: it is at offset {at} of topic {topic!r}, which ends at "
+                    f"{ends[topic].next_offset}"
+                )
+
+
+_FOREIGN = "this checkpoint is of another query, topic or broker"
+
+
+def ensure_group(mq: SyncClient, options: SourceOptions, group: str) -> set[str]:
+    """Let the group exist, a new one where the options say; return the topics it consumes."""
+    ends = topics_now(mq, options)
+    try:
+        mq.group(group)
+    except UnknownGroup:
+        # Who was quicker with it will hold it.
+        with suppress(AlreadyExists):
+            _create_group(mq, options, group, ends)
+    return {share.topic for share in mq.group(group).topics}
+
+
+def _create_group(
+    mq: SyncClient, options: SourceOptions, group: str, ends: Mapping[str, TopicEnd]
+) -> None:
+    start = options.start or Bound(word="earliest")
+    if start.word == "group":
+        raise UnknownGroup(f"group {group!r} does not exist: startingOffsets=group needs it")
+    begin: str | int = start.word or "earliest"
+    if start.time_ms is not None:
+        begin = str(start.time_ms)
+    mq.create_group(group, list(ends), start=begin)
+    if start.offsets:
+        # Should this end half way, the next run begins too early, never too late.
+        advance(mq, group, offsets_of(mq, start, ends, group=None, missing="earliest"))
+
+
+def _hold(mq: SyncClient, group: str) -> None:
+    """Take the group for this query; one that has just ended may need a moment to let go."""
+    deadline = time.monotonic() + HOLD_S
+    holder = f"a Spark query on {socket.gethostname()} (process {os.getpid()})"
+    while True:
+        try:
+            mq.hold_group(group, holder=holder, member=MEMBER)
+        except Conflict:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _check_options(options: SourceOptions) -> None:
+    """Refuse what a stream cannot do."""
+    if options.end is not None:
+        raise InvalidRequest(
+            "endingOffsets and endingTimestamp are for batch reads; a stream that is to end uses "
+            "trigger(availableNow=True)"
+        )
+    start = options.start
+    if options.group is not None or start is None:
+        return
+    moves = start.word in ("latest", "group") or start.time_ms is not None
+    if moves or any(offset < 0 for offset in start.offsets.values()):
+        raise InvalidRequest(
+            "a stream that begins at 'latest' or at a time needs the option 'group': the broker "
+            "keeps there where it began, so that a restart in its first batch loses nothing"
+        )

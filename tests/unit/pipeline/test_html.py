@@ -1,0 +1,81 @@
+"""The page of a reconciliation: whole, calm, and deaf to what hostile names say."""
+
+import re
+
+import pytest
+
+from onward.pipeline.html import render
+from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
+
+EVIL = "<script>alert('x')</script>\"'&"
+
+
+def report(**changes: object) -> Report:
+    line = GroupLine("orders", "billing", Verdicts(acked=10), p50_ms=3, p95_ms=40, p99_ms=900)
+    made = Report(
+        servers="localhost:7700", since_ms=0, until_ms=600_000, made_at_ms=600_000, published=10,
+        slow_ms=60_000, lines=[line], bars=[Bar(0, Verdicts(acked=10))],
+    )  # fmt: skip
+    return made._replace(**changes)
+
+
+def test_a_page_says_in_one_sentence_that_all_is_settled():
+    page = render(report())
+    assert "<h1>All settled</h1>" in page
+    assert "Every one of 10 deliveries that were due is settled." in page
+
+
+def test_a_page_says_how_many_are_not_settled():
+    lines = [GroupLine("orders", "billing", Verdicts(acked=7, dead=1, missing=2))]
+    assert "<h1>3 not settled</h1>" in render(report(lines=lines))
+
+
+def test_a_page_without_any_message_is_still_a_page():
+    page = render(report(lines=(), bars=(), published=0))
+    assert "<h1>Nothing to settle</h1>" in page
+    assert page.endswith("</html>\n")
+
+
+def test_what_hostile_names_and_causes_say_is_shown_and_never_executed():
+    found = [Found(EVIL, 7, EVIL, 0, what=EVIL, member=EVIL, cause=EVIL, took_ms=90_000)]
+    lines = [GroupLine(EVIL, EVIL, Verdicts(acked=1, retrying=1, dead=1, missing=1), 1, 1, 1, 2, 3)]
+    page = render(
+        report(
+            servers=EVIL, lines=lines, missing=found, retrying=found, dead=found, slow=found,
+            repeated=found, notes=[EVIL],
+        )
+    )  # fmt: skip
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)" in page
+
+
+def test_a_page_needs_nothing_from_outside_and_forbids_it():
+    page = render(report())
+    assert not re.search(r"https?:|//\w|\bsrc=|<link|<script|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_a_page_fits_a_phone_and_follows_the_choice_of_dark():
+    page = render(report())
+    assert "width=device-width" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_a_list_says_when_it_is_not_all():
+    lines = [GroupLine("orders", "billing", Verdicts(dead=250))]
+    found = [Found("orders", number, "billing", 0) for number in range(100)]
+    assert "The first 100 of 250 are listed." in render(report(lines=lines, dead=found))
+
+
+def test_one_of_a_million_can_be_seen_in_a_bar():
+    bars = [Bar(0, Verdicts(acked=1_000_000, dead=1))]
+    dead = re.search(r"<rect class=k-dead [^>]* height=([\d.]+)>", render(report(bars=bars)))
+    assert dead is not None
+    assert float(dead[1]) >= 1
+
+
+def test_bars_stand_where_their_time_is():
+    bars = [Bar(minute * 60_000, Verdicts(acked=1)) for minute in (0, 1, 10)]
+    found = re.findall(r"<rect class=k-acked x=([\d.]+)", render(report(bars=bars, lines=())))
+    first, second, last = map(float, found)
+    assert (last - first) / (second - first) == pytest.approx(10, rel=0.01)
