@@ -219,9 +219,12 @@ class WorkRun:
     async def _perform(self, deliveries: Deliveries) -> None:
         """Call the function in its slot, then answer outside of it."""
         is_answered_later = False
+        error: BaseException | None = None
         try:
             try:
-                error = await self._outcome(deliveries)
+                await self._call(deliveries[0] if self.work.batch is None else deliveries)
+            except BaseException as raised:  # noqa: BLE001  # which of them are ours is said there
+                error = self._failure(deliveries, raised)
             finally:
                 self.slots.ran()
             if error is None and self.work.batch is None:
@@ -259,23 +262,23 @@ class WorkRun:
                 f"{name!r}: the answer to {first} is not confirmed, it may come again: {error}",
             )
 
-    async def _outcome(self, deliveries: Deliveries) -> BaseException | None:
-        try:
-            await self._call(deliveries[0] if self.work.batch is None else deliveries)
-        except (Retry, Reject) as said:
-            return said
-        except asyncio.CancelledError as error:
+    def _failure(self, deliveries: Deliveries, error: BaseException) -> BaseException:
+        """Return what a function raised as its outcome; raise what is not about its message."""
+        if isinstance(error, Retry | Reject):
+            return error
+        if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise
+                raise error
             # Nobody cancels this call: something inside it was cancelled, which is its failure.
             return error
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is: it is a retry
-            self._seldom.warn(
-                "failed", f"{self.work.name!r} failed with {deliveries[0].id}", error=error
-            )
-            return error
-        return None
+        if not isinstance(error, Exception | SystemExit):
+            raise error
+        # Whatever it is: it is a retry.
+        self._seldom.warn(
+            "failed", f"{self.work.name!r} failed with {deliveries[0].id}", error=error
+        )
+        return error
 
     def _note_unconverted(self, delivery: Delivery, cause: str) -> None:
         self._unconverted[delivery.id] = cause
