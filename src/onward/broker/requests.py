@@ -15,6 +15,7 @@ from onward.broker.catalogue import Rule, Topic, TopicEnding, TopicRecord
 from onward.broker.group_requests import GroupRequests
 from onward.broker.replies import Operation, reply, reply_when_done
 from onward.broker.schedule_requests import ScheduleRequests
+from onward.broker.topic_entries import TopicEntries
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
 from onward.message.names import check_group_name, check_topic_name, is_system_name
 from onward.protocol.payloads import decode_fields, decode_request
@@ -87,6 +88,7 @@ class Requests:
             "topic.list": self._list,
             "status": self._status,
             **broker.topic_waits.operations,
+            **TopicEntries(broker).operations,
             **ScheduleRequests(broker).operations,
             **GroupRequests(broker).operations,
         }

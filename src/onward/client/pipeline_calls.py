@@ -1,6 +1,7 @@
 """What a pipeline asks of a broker: how far topics reach, a group's place, batches once and whole.
 
     look      topic_ends          where topics begin and end now, or as soon as one has more
+              topic_entries       how many messages came when, without reading them
     progress  advance_group       a group is finished with all below an offset
               hold_group          nobody else uses a group while this client is connected
     publish   publish_encoded     an encoded batch under a number of the caller: stored once
@@ -21,7 +22,7 @@ from onward.client.encoded import EncodedProducers, check_stamp
 from onward.client.link import Link
 from onward.client.receipt import BatchReceipt
 from onward.client.scheduled import SCHEDULE_TOPIC
-from onward.client.topics import Duration, TopicEnd, duration_ms
+from onward.client.topics import Duration, TopicEnd, TopicEntry, duration_ms
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.batch import Buffer
 from onward.message.names import check_topic_name
@@ -30,7 +31,7 @@ from onward.protocol.payloads import decode_error
 
 logger = logging.getLogger("onward.client")
 
-PIPELINE_ASKS = frozenset({"topic.wait", "group.advance", "group.hold"})
+PIPELINE_ASKS = frozenset({"topic.wait", "topic.entries", "group.advance", "group.hold"})
 """Operations that are asked again when the connection is lost: twice is the same as once."""
 WAIT_MS_MAX = 60_000
 TOPICS_MAX = 1_000
@@ -68,6 +69,28 @@ class PipelineCalls(Asking):
         )
         found = msgspec.convert(reply["topics"], dict[str, tuple[int, int]])
         return {topic: TopicEnd(*end) for topic, end in found.items()}
+
+    async def topic_entries(self, topic: str, *, start: int, end: int) -> list[TopicEntry]:
+        """Return the entries that hold the offsets from `start` to before `end`, a page of them.
+
+        The first and the last may reach over the range. Where the page ends before `end`, ask again
+        from its last `end_offset`. No message is read, so this costs next to nothing.
+
+        >>> import asyncio, onward
+        >>> async def main() -> list[tuple[int, int]]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         await mq.publish("orders", b"c")
+        ...         entries = await mq.topic_entries("orders", start=0, end=3)
+        ...         return [(entry.base_offset, entry.messages) for entry in entries]
+        >>> asyncio.run(main())
+        [(0, 2), (2, 1)]
+        """
+        check_topic_name(topic, system=True)
+        reply = await self._request(
+            {"op": "topic.entries", "topic": topic, "start": start, "end": end}
+        )
+        return [TopicEntry(*entry) for entry in reply["entries"]]
 
     async def advance_group(self, group: str, topic: str, *, to: int, member: str) -> int:
         """Let a group be finished with all messages of a topic below `to`; return how many.

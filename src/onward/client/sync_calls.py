@@ -90,6 +90,7 @@ class SyncPipelineCalls:
     """What a pipeline asks of a broker, blocking."""
 
     topic_ends = _blocking(PipelineCalls.topic_ends)
+    topic_entries = _blocking(PipelineCalls.topic_entries)
     advance_group = _blocking(PipelineCalls.advance_group)
     hold_group = _blocking(PipelineCalls.hold_group)
     publish_encoded = _blocking(PipelineCalls.publish_encoded)

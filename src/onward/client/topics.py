@@ -53,6 +53,25 @@ class TopicEnd(NamedTuple):
     next_offset: int
 
 
+class TopicEntry(NamedTuple):
+    """Messages that are stored together: their offsets, their event id, time and size.
+
+    >>> TopicEntry(100, 50, event_id=7, published_at_ms=0, bytes=12_000).end_offset
+    150
+    """
+
+    base_offset: int
+    messages: int
+    event_id: int
+    published_at_ms: int
+    bytes: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last message."""
+        return self.base_offset + self.messages
+
+
 def duration_ms(value: Duration) -> int:
     """Return a duration in milliseconds; a number is milliseconds already.
 

@@ -279,6 +279,24 @@ class Log:
                     return _span(segment, rows, number, bytes_max, end_offset)
         return None
 
+    def entries(
+        self, topic: int, offset: int, *, end_offset: int, limit: int
+    ) -> list[tuple[int, int, int, int, int]]:  # fmt: skip
+        """Return (base offset, count, index, time, bytes) of entries, from the one with `offset`.
+
+        At most `limit`, and none that begins at `end_offset` or after it. Nothing is read but rows.
+        """
+        found: list[tuple[int, int, int, int, int]] = []
+        for segment in self._segments_from(topic, offset, None):
+            for rows in segment.rows_of(topic):
+                for number in range(rows.first_after_offset(offset), rows.count):
+                    row = rows.row(number)
+                    if row.base_offset >= end_offset or len(found) >= limit:
+                        return found
+                    index = segment.first_index + row.index_delta
+                    found.append((row.base_offset, row.count, index, row.time_ms, row.length))
+        return found
+
     def read(self, span: Span, *, wait: bool) -> Buffer | None:
         """Return the span's entries, verified; None when that needs the disk and not `wait`."""
         file = span.segment.file

@@ -83,28 +83,37 @@ def _offsets(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
 
 
 def _event_ids(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
-    return _constants([(batch.event_id, batch.columns.count) for batch in stretch])
+    return constants([(batch.event_id, batch.columns.count) for batch in stretch])
 
 
 def _published(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
-    return _moments(_constants([(b.published_at_ms, b.columns.count) for b in stretch]))
+    return moments(constants([(b.published_at_ms, b.columns.count) for b in stretch]))
 
 
 def _producers(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
     ids = [(batch.columns.header.producer_id, batch.columns.count) for batch in stretch]
     if not any(number >= FIRED for number, _ in ids):
-        return _constants(ids)
-    known = _constants([(-1 if number >= FIRED else number, rows) for number, rows in ids])
+        return constants(ids)
+    known = constants([(-1 if number >= FIRED else number, rows) for number, rows in ids])
     return pc.if_else(pc.equal(known, -1), pa.scalar(None, pa.int64()), known)
 
 
-def _constants(runs: Sequence[tuple[int, int]]) -> pa.Array:
-    """Return numbers that come many times one after another."""
+def constants(runs: Sequence[tuple[int, int]]) -> pa.Array:
+    """Return numbers that come many times one after another: pairs of number and how often.
+
+    >>> constants([(7, 2), (8, 1)]).to_pylist()
+    [7, 7, 8]
+    """
     numbers = b"".join([pack("<q", number) * count for number, count in runs])
     return pa.Array.from_buffers(pa.int64(), len(numbers) // 8, [None, pa.py_buffer(numbers)])
 
 
-def _moments(milliseconds: pa.Array) -> pa.Array:
+def moments(milliseconds: pa.Array) -> pa.Array:
+    """Return times as Spark has them.
+
+    >>> str(moments(pa.array([1])).type)
+    'timestamp[us, tz=UTC]'
+    """
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", "UTC"))
 
 
@@ -177,17 +186,23 @@ def _headers(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
         return pa.nulls(count, type_)
     coded = _variable(stretch, Column.HEADERS, pa.binary()).dictionary_encode()
     pairs = [
-        [(name, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
-         for name, value in decode_headers(one).items()]
+        [(_as_bytes(name), _as_bytes(value)) for name, value in decode_headers(one).items()]
         for one in coded.dictionary.to_pylist()
-    ]  # fmt: skip
-    return pa.array(pairs, type_).take(coded.indices)
+    ]
+    found = pa.array(pairs, pa.map_(pa.binary(), pa.binary()))
+    # Names are as they were published, like keys: what is no UTF-8 makes nothing unreadable.
+    names = found.keys.view(pa.string())
+    return pa.MapArray.from_arrays(found.offsets, names, found.items, type_).take(coded.indices)
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def _dues(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
     if not _has(stretch, Column.DUE_AT_MS):
         return pa.nulls(count, pa.timestamp("us", "UTC"))
-    return _moments(_numbers(stretch, Column.DUE_AT_MS))
+    return moments(_numbers(stretch, Column.DUE_AT_MS))
 
 
 def _schedule_ids(stretch: Sequence[ReadBatch], count: int) -> pa.Array:
@@ -302,7 +317,7 @@ def _only(columns: dict[str, pa.Array], chosen: pa.Array) -> dict[str, pa.Array]
 def _pieces(topic: str, columns: dict[str, pa.Array], bytes_max: int) -> list[EncodedPiece]:
     """Cut the rows in halves until each piece is small enough."""
     count = len(columns["body"])
-    if count > 1 and columns["body"].nbytes > bytes_max:
+    if count > 1 and sum(column.nbytes for column in columns.values()) > bytes_max:
         half = count // 2
         front = {name: column.slice(0, half) for name, column in columns.items()}
         back = {name: column.slice(half) for name, column in columns.items()}

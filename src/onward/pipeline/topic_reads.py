@@ -19,6 +19,7 @@ from onward.errors import InvalidRequest, OffsetOutOfRange
 from onward.pipeline.bodies import BodyColumns
 from onward.pipeline.bounds import ends_of
 from onward.pipeline.columns import record_batches
+from onward.pipeline.heads import is_enough, read_heads
 from onward.pipeline.options import SourceOptions
 from onward.pipeline.place import open_client, read_range
 from onward.pipeline.planning import Stretch
@@ -77,8 +78,7 @@ def read_stretch(
     topic, first, end = stretch
     while first < end:
         try:
-            found = read_range(options.place, topic, first, end)
-            for rows in record_batches(found, schema, first=first, end=end):
+            for rows in _rows(options, Stretch(topic, first, end), schema):
                 first += rows.num_rows
                 yield rows
         except OffsetOutOfRange:
@@ -92,6 +92,15 @@ def read_stretch(
                 raise OffsetOutOfRange(
                     f"topic {topic!r} ended at {first}, before offset {end} that was planned"
                 )
+
+
+def _rows(options: SourceOptions, stretch: Stretch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Give rows from messages, or, where their entries say it all, without reading any."""
+    topic, first, end = stretch
+    if is_enough(schema):
+        return read_heads(options.place, topic, first, end, schema)
+    found = read_range(options.place, topic, first, end)
+    return record_batches(found, schema, first=first, end=end)
 
 
 def lost_part(options: SourceOptions, stretch: Stretch) -> Stretch | None:
@@ -140,6 +149,12 @@ def read_lost(
         yield rows
     if first != lost.end:
         raise loss(Stretch(lost.topic, first, lost.end))
+
+
+def body_columns(schema: StructType, options: SourceOptions) -> frozenset[str]:
+    """Return the columns of a schema that come from bodies, whatever their names are."""
+    width = _body_width(schema, options)
+    return frozenset(schema.fieldNames()[len(schema) - width :]) if width else frozenset()
 
 
 def _body_width(schema: StructType, options: SourceOptions) -> int:
