@@ -216,6 +216,9 @@ def test_a_source_with_wrong_rows_loads_nothing_and_says_how_many_are_wrong(
     soon = "timestamp_millis(0)"
     refused("2 of 3 rows have no time")
     refused("3 of 3 rows are due more than 3653d ahead", at="timestamp '2099-01-01'")
+    refused("3 of 3 rows are due more than 3653d ahead", at="9223372036854775807L")
+    refused("3 of 3 rows have no time", at="CAST(NULL AS BIGINT)")
+    refused("a run id has 1 to 128 characters", at=soon, run_id="")
     refused("1 of 3 rows have no body", at=soon)
     refused("1 of 3 rows have a unique key that is none", at=soon, body="'b'", unique="u")
     refused("1 unique keys stand .* 'x'", at=soon, body="'b'", unique="nullif(u, '')")

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -19,9 +21,12 @@ from onward.pipeline import runs
 from onward.pipeline.jobs.archive import Archived, archive
 from onward.pipeline.jobs.compact import compact
 from onward.pipeline.lake import open_lake
-from onward.pipeline.lake_read import read
-from onward.pipeline.lake_state import Gap
+from onward.pipeline.lake_files import read_files
+from onward.pipeline.lake_read import is_cut, read
+from onward.pipeline.lake_state import Gap, LakeFile, origin_of
 from onward.pipeline.place import Place, open_client
+from onward.pipeline.planning import Stretch
+from onward.pipeline.schema import arrow_schema, message_schema
 
 from ..e2e.running import BrokerProcess  # noqa: TID252
 
@@ -177,6 +182,8 @@ def test_what_cannot_be_archived_or_read_gets_one_sentence(
 ):
     with pytest.raises(UnknownTopic, match=f"topic '{topic}' does not exist"):
         archive(spark, place=place, lake=str(lake), topics=[topic], group=topic)
+    assert not lake.exists(), "a name that is mistyped leaves no lake behind"
+    open_lake(lake, create=True)
     with pytest.raises(UnknownTopic, match=f"topic '{topic}' does not exist"):
         read(spark, place=place, topics=topic, lake=str(lake))
     with pytest.raises(InvalidRequest, match="there is no lake"):
@@ -188,6 +195,97 @@ def test_what_cannot_be_archived_or_read_gets_one_sentence(
     (foreign / "x.parquet").write_bytes(b"x")
     with pytest.raises(InvalidRequest, match="is not an onward lake and is not empty"):
         archive(spark, place=place, lake=str(foreign), topics=[topic], group=topic)
+
+
+# --- topics that go and come again ---------------------------------------------------------------
+
+
+class HereOnly:
+    """As much of Spark as an archive needs, in this process; `between` comes after the tasks."""
+
+    defaultParallelism = 1  # noqa: N815 - Spark's own name
+
+    def __init__(self, between: Callable[[], object] = lambda: None) -> None:
+        self.sparkContext = self
+        self._between = between
+        self._tasks: list[Stretch] = []
+        self._work: Callable[[Stretch], list[LakeFile]] | None = None
+
+    def parallelize(self, tasks: Sequence[Stretch], _: int) -> "HereOnly":
+        self._tasks = list(tasks)
+        return self
+
+    def map(self, work: Callable[[Stretch], list[LakeFile]]) -> "HereOnly":
+        self._work = work
+        return self
+
+    def collect(self) -> list[list[LakeFile]]:
+        assert self._work is not None
+        done = [self._work(task) for task in self._tasks]
+        self._between()
+        return done
+
+
+def once(act: Callable[[], object]) -> Callable[[], object]:
+    left = [act]
+    return lambda: left.pop()() if left else None
+
+
+def here(between: Callable[[], object] = lambda: None) -> SparkSession:
+    return cast(SparkSession, HereOnly(between))
+
+
+def begin_anew(mq: SyncClient, topic: str, *, count: int) -> None:
+    mq.delete_topic(topic)
+    mq.create_topic(topic)
+    for _ in range(count):
+        mq.publish(topic, b"new")
+
+
+def test_a_topic_that_was_created_again_is_left_out_unless_it_is_named(
+    place: Place, mq: SyncClient, topic: str, lake: Path, caplog: pytest.LogCaptureFixture
+):
+    names = [f"{topic}-a", f"{topic}-b"]
+    for name in names:
+        publish(mq, name, 0, 10)
+    copy = partial(archive, here(), place=place, lake=str(lake), group=topic)
+    assert copy(topics=[f"{topic}-*"]).topics == dict.fromkeys(names, (0, 10))
+    begin_anew(mq, names[0], count=12)
+    publish(mq, names[1], 10, 5)
+    done = copy(topics=[f"{topic}-*"])
+    assert (done.topics, done.left_out) == ({names[1]: (10, 15)}, (names[0],))
+    assert f"topic '{names[0]}' is left out of the archive" in caplog.text
+    with pytest.raises(Conflict, match=f"topic '{names[0]}' is not the one that the lake holds"):
+        copy(topics=names)
+    followed = copy(topics=[f"{topic}-*"], follow=True, stop=iter([False, True]).__next__)
+    assert followed.left_out == (names[0],)
+
+
+def test_what_is_read_of_a_topic_that_began_anew_meanwhile_is_not_taken_for_the_old_one(
+    place: Place, mq: SyncClient, topic: str, lake: Path
+):
+    publish(mq, topic, 0, 10)
+    again = once(lambda: begin_anew(mq, topic, count=10))
+    done = archive(here(again), place=place, lake=str(lake), topics=[topic], group=topic)
+    # Nothing of the old one was in the lake yet: it has the new one now, under its own origin.
+    assert done.rows == 10
+    state = open_lake(lake).state()
+    assert (state.number, state.origins[topic]) == (1, origin_of(mq.topic(topic)))
+    found = list(read_files(str(lake), topic, 0, 10, arrow_schema(message_schema(["body"]))))
+    assert [body for part in found for body in part.column("body").to_pylist()] == [b"new"] * 10
+    assert mq.group(topic).backlog == 0
+
+
+def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
+    place: Place, mq: SyncClient, topic: str, lake: Path
+):
+    for name in (f"{topic}-a", f"{topic}-b"):
+        publish(mq, name, 0, 10)
+    gone = once(lambda: mq.delete_topic(f"{topic}-a"))
+    done = archive(here(gone), place=place, lake=str(lake), topics=[f"{topic}-*"], group=topic)
+    # What was read before it went is what it had.
+    assert done.topics == {f"{topic}-a": (0, 10), f"{topic}-b": (0, 10)}
+    assert mq.group(topic).backlog == 0
 
 
 # --- crashes -----------------------------------------------------------------------------------
@@ -319,4 +417,11 @@ def test_retention_waits_for_the_archive_and_what_it_takes_is_in_the_lake(
             read(spark, place=place, topics="taken", lake=str(lake), start={"taken": 0})
         rest = read(spark, place=place, topics="taken", lake=str(lake), columns=["offset"])
         assert rest.count() == 400 - gone
+        begun_at_ms = mq.get("taken", mq.topic("taken").first_offset).published_at_ms
+        assert is_cut(place, "taken", since_ms=None)
+        assert is_cut(place, "taken", since_ms=begun_at_ms), "one of the same moment may be gone"
+        assert not is_cut(place, "taken", since_ms=begun_at_ms + 1)
+        assert is_cut(place, "taken", lake=str(lake), since_ms=None), "the lake has a gap as well"
+        assert is_cut(place, "kept", since_ms=None)
+        assert not is_cut(place, "kept", lake=str(lake), since_ms=None)
     assert open_lake(lake).state().gaps["taken"] == done.gaps, "it is never forgotten"

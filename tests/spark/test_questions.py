@@ -16,9 +16,9 @@ from onward.delivery.share import Share
 from onward.delivery.trace import Trace, decode_row, encode_rows
 from onward.errors import AlreadyExists, UnknownGroup, UnknownTopic
 from onward.pipeline import views
-from onward.pipeline.jobs.reconcile import Pair, judge, reconcile
+from onward.pipeline.jobs.reconcile import Buried, Pair, judge, reconcile
 from onward.pipeline.jobs.stats import published, settled, stats
-from onward.pipeline.jobs.trace import life_lines, trace
+from onward.pipeline.jobs.trace import life_lines, since_birth, trace
 from onward.pipeline.place import Place, open_client
 
 OFFSETS = 40
@@ -165,7 +165,10 @@ def test_every_verdict_is_found_and_what_came_before_the_start_is_not_counted(sp
     messages = spark.range(7).selectExpr("'t' topic", "id offset", "1000L published_ms")
     # Of the second group the trace tells nothing: it is cut, and only the cursor is known.
     pairs = [Pair("t", "g", 0), Pair("t", "old", 5)]
-    judged = judge(messages, rows, pairs, bounds={"t": (0, 7)}, trust_cursor=True).collect()
+    buried = [Buried("t", "old", 2, "long ago")]
+    judged = judge(
+        messages, rows, pairs, bounds={"t": (0, 7)}, trust_cursor=True, buried=buried
+    ).collect()
     found = {
         one["offset"]: (one["verdict"], one["did"], one["took_ms"])
         for one in judged
@@ -177,7 +180,8 @@ def test_every_verdict_is_found_and_what_came_before_the_start_is_not_counted(sp
         5: ("retrying", "retried", None), 6: ("missing", None, None),
     }  # fmt: skip
     old = {one["offset"]: one["verdict"] for one in judged if one["group"] == "old"}
-    assert old == {**dict.fromkeys(range(5), "settled"), 5: "missing", 6: "missing"}
+    assert old == {**dict.fromkeys(range(5), "settled"), 2: "dead", 5: "missing", 6: "missing"}
+    assert {one["cause"] for one in judged if one["verdict"] == "dead"} == {"<b>", "long ago"}
 
 
 def test_minutes_count_ranges_and_times_look_at_messages(spark: SparkSession):
@@ -223,6 +227,9 @@ def test_a_life_line_has_all_steps_in_their_order(spark: SparkSession):
     ]  # fmt: skip
     assert lines[0]["id"] == "t/0"
     assert lines[1]["cause"] == "busy"
+    # A topic that was created again has only what was done since.
+    alive = [one["at_ms"] for one in since_birth(rows, {"t": 2_500}).collect()]
+    assert sorted(alive) == [2_500, 2_600]
 
 
 # --- all of it, with a broker --------------------------------------------------------------------
@@ -297,6 +304,8 @@ def test_a_question_about_what_does_not_exist_is_refused_by_name(
 def test_stats_and_life_lines_agree_with_what_was_done(
     spark: SparkSession, place: Place, topic: str, lived: str, tmp_path: Path
 ):
+    with open_client(place) as mq:
+        mq.fork_group(lived, f"{lived}-copy")  # which has done nothing by itself
     counted = stats(spark, place=place, topics=[topic])
     assert (counted.messages, counted.bytes) == (10, 60)
     assert (counted.acked, counted.retried, counted.dead) == (8, 1, 1)
@@ -304,7 +313,7 @@ def test_stats_and_life_lines_agree_with_what_was_done(
     assert {one.group for one in ofgroup} == {lived}
     assert all(one.p50_ms is not None for one in ofgroup if one.acked)
 
-    one = trace(spark, place=place, ids=[f"{topic}/1"])
+    one = trace(spark, place=place, ids=[f"{topic}/1"], groups=[lived])
     assert [(line["did"], line["cause"]) for line in one.frame.collect()] == [
         ("published", None), ("dead", "no <such> order"),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql.types import StructType
 from onward.client.sync import SyncClient
 from onward.errors import InvalidRequest, OnwardError
 from onward.message.batch import encode_batch
+from onward.pipeline import sink
 from onward.pipeline.columns import EncodedPiece
 from onward.pipeline.failure import plain
 from onward.pipeline.ledger import Ledger, finish, query_name
@@ -304,6 +306,18 @@ def test_a_topic_is_never_overwritten() -> None:
         stream_writer({"topic": "orders"}, schema, overwrite=True)
     with pytest.raises(InvalidRequest, match="a stream has its checkpoint"):
         stream_writer({"topic": "orders", "writeId": "7"}, schema, overwrite=False)
+
+
+def test_a_time_that_no_schedule_takes_is_refused_before_anything_is_decided(place: Place) -> None:
+    schema = pa.schema([("body", pa.binary()), ("due_at", pa.timestamp("us", "UTC"))])
+    never = datetime(9999, 12, 31, tzinfo=UTC)
+    rows = pa.RecordBatch.from_pylist([{"body": b"a", "due_at": never}], schema)
+    with pytest.raises(InvalidRequest, match="column 'due_at' has a time more than 3653d ahead"):
+        list(sink._encoded(iter([rows]), "orders", place))
+    dues = [None, LATER, None]
+    rows = pa.RecordBatch.from_pylist([{"body": b"a", "due_at": due} for due in dues], schema)
+    [pieces] = sink._encoded(iter([rows]), "orders", place)
+    assert [(one.topic, one.count) for one in pieces] == [("orders", 2), ("@schedule", 1)]
 
 
 def test_refusals_come_out_of_spark_as_one_sentence(

@@ -55,6 +55,10 @@ def test_every_state_of_a_message_can_be_asked_for(
     assert rows(spark, place, f"select next_offset from topics where {of}") == [(10,)]
     joined = f"select m.body_text from dead d join messages m using (topic, offset) where {of}"
     assert rows(spark, place, joined) == [("body 1",)]
+    with open_client(place) as mq:
+        mq.delete_group(lived)
+    counted = f"select 1 from dead where {of} union all select 2 from retrying where {of}"
+    assert rows(spark, place, counted) == [], "nobody gets them again, nobody can redrive them"
 
 
 def test_only_the_views_that_are_named_are_registered(spark: SparkSession, place: Place):

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from onward.client.groups import ShareDescription
 from onward.client.sync import SyncClient
 from onward.errors import Conflict, InvalidRequest, OffsetOutOfRange, UnknownGroup, UnknownTopic
-from onward.pipeline import stream
+from onward.pipeline import bounds, stream
 from onward.pipeline.failure import plain
 from onward.pipeline.options import source_options, spark_options
 from onward.pipeline.place import Place, open_client
@@ -198,6 +199,82 @@ def test_a_group_is_used_by_one_query_at_a_time(
     first.stop()
     monkeypatch.setattr(stream, "HOLD_S", WAIT_S)
     assert make(topic=topic, group=f"g-{topic}").initialOffset()[topic] == 0
+
+
+def test_a_query_whose_group_another_has_taken_ends(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    group = f"g-{topic}"
+    mq.publish_many(topic, [b"x"] * 3)
+    cut_off = make(topic=topic, group=group)
+    start = cut_off.initialOffset()
+    # As after a lost connection: the hold is gone, and somebody else is quicker.
+    mq.delete_group(group)
+    other = make(topic=topic, group=group)
+    assert other.latestOffset(other.initialOffset(), ReadAllAvailable())[topic] == 3
+    with pytest.raises(Conflict, match=f"group '{group}' is used by a Spark query on "):
+        cut_off.latestOffset(start, ReadAllAvailable())
+
+
+def test_more_topics_than_one_request_takes_are_followed(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stream, "ASKED_MAX", 2)
+    monkeypatch.setattr(bounds, "ASKED_MAX", 2)
+    names = [f"{topic}.{number}" for number in range(5)]
+    for name in names:
+        mq.publish(name, "x")
+    reader = make(topic_pattern=f"{topic}[.].*")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert end == dict.fromkeys(names, 1)
+    assert reader.latestOffset(end, ReadAllAvailable()) is end
+    mq.publish(names[4], "y")
+    assert reader.latestOffset(end, ReadAllAvailable()) == end | {names[4]: 2}
+
+
+def test_a_topic_of_a_pattern_may_end_while_it_is_waited_for(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    mq.publish(f"{topic}.a", "x")
+    mq.publish(f"{topic}.b", "x")
+    reader = make(topic_pattern=f"{topic}[.].*")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(reader.latestOffset, end, ReadAllAvailable())
+        mq.delete_topic(f"{topic}.b")
+        assert waiting.result(WAIT_S) is end
+
+
+def test_a_planned_batch_of_a_deleted_topic_is_an_error_or_skipped_as_asked_for(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    names = {f"{topic}.a": 2, f"{topic}.b": 2}
+    for name in names:
+        mq.publish_many(name, [b"x"] * 2)
+    mq.delete_topic(f"{topic}.b")
+    begin = dict.fromkeys(names, 0)
+    with pytest.raises(UnknownTopic, match=f"topic '{topic}.b' does not exist"):
+        make(topic_pattern=f"{topic}[.].*").partitions(begin, names)
+    skipping = make(topic_pattern=f"{topic}[.].*", on_data_loss="skip")
+    assert planned(skipping, begin, names) == [(f"{topic}.a", 0, 2)]
+
+
+def test_a_topic_that_was_created_anew_is_not_read_on_in_the_middle(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    mq.publish_many(topic, [b"old"] * 3)
+    reader = make(topic=topic, group=f"g-{topic}")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert reader.latestOffset(end, ReadAllAvailable()) is end
+    mq.delete_topic(topic)
+    mq.publish_many(topic, [b"new"] * 5)
+    anew = f"group 'g-{topic}' does not consume topic '{topic}' any more: .* created anew"
+    with pytest.raises(OffsetOutOfRange, match=anew):
+        reader.latestOffset(end, ReadAllAvailable())
+    reader.stop()
+    with pytest.raises(OffsetOutOfRange, match=anew):
+        make(topic=topic, group=f"g-{topic}").latestOffset(end, ReadAllAvailable())
 
 
 def test_a_checkpoint_of_another_query_is_refused(

@@ -94,7 +94,9 @@ class GroupHolds:
                 f"group {group!r} has members, such as {members[0].name!r}: "
                 f"it can be held when it has none"
             )
-        if sum(one.session is session for one in self._by_group.values()) >= HOLDS_PER_SESSION_MAX:
+        held = self._by_group.items()
+        others = sum(one.session is session for name, one in held if name != group)
+        if others >= HOLDS_PER_SESSION_MAX:
             raise Overloaded(f"a connection holds at most {HOLDS_PER_SESSION_MAX} groups")
         self._by_group[group] = Hold(session, wanted.holder, wanted.id, wanted.member)
         reply(session, request_id, {"group": group})

@@ -96,6 +96,8 @@ def archive(
         print_rows(rows, columns=["topic", "first", "end"])
     for gap in done.gaps:
         print_line(f"{gap.topic} has a gap: offsets {gap.first} to {gap.end - 1} were gone already")
+    for topic in done.left_out:
+        print_line(f"{topic} is left out: it is not the topic that the lake holds under this name")
     words = f"{counted(done.files, 'file')}, {counted(done.bytes, 'byte')}"
     print_line(f"archived {counted(done.rows, 'message')} in {words}")
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,7 +177,10 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
             return value
         instant_ms = INSTANT.convert(value, param, ctx)
         assert isinstance(instant_ms, int)
-        return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
+        try:
+            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
+        except OverflowError:
+            self.fail(f"{value!r} lies after the year 9999", param, ctx)
 
 
 def window_options(command: Callable[..., object]) -> Callable[..., object]:

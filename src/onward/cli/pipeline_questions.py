@@ -162,13 +162,16 @@ def reconcile(
         "repeated",
     )  # fmt: skip
     counts = {name: getattr(done, name) for name in names}
+    notes = [] if done.report is None else list(done.report.notes)
     if as_json:
-        print_json(counts | {"groups": [record_of(line) for line in done.lines]})
+        print_json(counts | {"groups": [record_of(line) for line in done.lines], "notes": notes})
     else:
         _print_rows(done.lines, as_json=False)
         said = "all is settled" if done.is_settled else "not all is settled"
         listed = ", ".join(f"{counts[name]:,} {name}" for name in names[1:])
         print_line(f"{said}: {listed}")
+        for note in notes:
+            print_line(f"note: {note}")
     if not done.is_settled:
         raise click.exceptions.Exit(1)
 

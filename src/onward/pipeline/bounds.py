@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 TOPICS_MAX = 10_000
 """A read of more topics would not fit into the offsets that Spark keeps."""
-_ASKED_MAX = 1_000
+ASKED_MAX = 1_000
+"""Topics that one request asks for."""
 _TRIES = 10
 
 
@@ -55,8 +56,8 @@ def ends_of(mq: SyncClient, topics: Iterable[str]) -> dict[str, TopicEnd]:
     """Return where topics begin and end now."""
     names = list(topics)
     found: dict[str, TopicEnd] = {}
-    for at in range(0, len(names), _ASKED_MAX):
-        found |= mq.topic_ends(dict.fromkeys(names[at : at + _ASKED_MAX], -1))
+    for at in range(0, len(names), ASKED_MAX):
+        found |= mq.topic_ends(dict.fromkeys(names[at : at + ASKED_MAX], -1))
     return found
 
 

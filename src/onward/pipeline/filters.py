@@ -10,7 +10,7 @@ All of them hold at once, so each makes the rest smaller; what contradicts itsel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -50,8 +50,12 @@ class Narrowing(NamedTuple):
         return self.from_ms is not None or self.to_ms is not None
 
 
-def narrow(filters: Iterable[Filter]) -> tuple[Narrowing, list[Filter]]:
+def narrow(
+    filters: Iterable[Filter], *, foreign: Collection[str] = ()
+) -> tuple[Narrowing, list[Filter]]:
     """Return what can match, and the filters that Spark still has to apply.
+
+    Columns that are `foreign` come from bodies: one that is named `offset` says nothing of places.
 
     >>> found, rest = narrow([GreaterThan(("offset",), 6), EqualTo(("key",), "a")])
     >>> found.first, len(rest)
@@ -60,6 +64,9 @@ def narrow(filters: Iterable[Filter]) -> tuple[Narrowing, list[Filter]]:
     found = Narrowing()
     rest: list[Filter] = []
     for one in filters:
+        if _column(one) in foreign:
+            rest.append(one)
+            continue
         if isinstance(one, IsNotNull):
             if not (len(one.attribute) == 1 and one.attribute[0] in NEVER_NULL):
                 rest.append(one)
@@ -141,10 +148,11 @@ class AdaptivePush:
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self) -> None:
+    def __init__(self, *, foreign: Collection[str] = ()) -> None:
         self.narrowing = Narrowing()
+        self._foreign = foreign
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
         """Take what helps; return what Spark still has to apply."""
-        self.narrowing, rest = narrow(filters)
+        self.narrowing, rest = narrow(filters, foreign=self._foreign)
         return rest

@@ -19,6 +19,9 @@ from onward.durations import format_instant
 from onward.pipeline.html_style import STYLE
 from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
 
+LINES_MAX = 500
+"""Pairs of topic and group that a page shows; its numbers count all."""
+
 
 def render(report: Report) -> str:
     """Return the page.
@@ -30,7 +33,7 @@ def render(report: Report) -> str:
     return "".join(
         (
             "<!doctype html>\n<html lang=en>\n<head>\n", _HEAD, f"<style>{STYLE}</style>\n",
-            "</head>\n<body>\n<main>\n", _top(report), _tiles(report), _notes(report.notes),
+            "</head>\n<body>\n<main>\n", _top(report), _tiles(report), _notes(_all_notes(report)),
             _over_time(report), _by_group(report), _latencies(report), _group_table(report),
             _lists(report), _foot(report), "</main>\n</body>\n</html>\n",
         )
@@ -78,6 +81,25 @@ def _tiles(report: Report) -> str:
         for name, count, mood, said in tiles
     )
     return f"<section class=tiles>{cells}</section>\n"
+
+
+def _shown(report: Report) -> Sequence[GroupLine]:
+    """Return the lines that a browser can bear: when there are more, those in most need."""
+    if len(report.lines) <= LINES_MAX:
+        return report.lines
+    return sorted(report.lines, key=lambda line: line.verdicts.settled - line.verdicts.total)[
+        :LINES_MAX
+    ]
+
+
+def _all_notes(report: Report) -> Sequence[str]:
+    if len(report.lines) <= LINES_MAX:
+        return report.notes
+    note = (
+        f"of {_n(len(report.lines))} pairs of topic and group those {_n(LINES_MAX)} are shown "
+        "in which most is not settled; the numbers above count all"
+    )
+    return (*report.notes, note)
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -159,7 +181,7 @@ def _grid(top: int, width: int, floor: float, left: int, scale: float) -> str:
 
 
 def _by_group(report: Report) -> str:
-    lines = [line for line in report.lines if line.verdicts.total]
+    lines = [line for line in _shown(report) if line.verdicts.total]
     if not lines:
         return ""
     rows = "".join(
@@ -189,7 +211,7 @@ def _share_bar(verdicts: Verdicts) -> str:
 
 
 def _latencies(report: Report) -> str:
-    lines = [line for line in report.lines if line.p50_ms is not None]
+    lines = [line for line in _shown(report) if line.p50_ms is not None]
     if not lines:
         return ""
     longest = max(max(line.p99_ms or 1, 10) for line in lines)
@@ -256,7 +278,7 @@ def _group_table(report: Report) -> str:
             "Slow", "Repeated")  # fmt: skip
     rows = [
         (line.topic, line.group, line.verdicts.total, *line.verdicts, line.slow, line.repeated)
-        for line in report.lines
+        for line in _shown(report)
     ]
     return f"<section><h2>Numbers</h2>{_table(head, rows)}</section>\n"
 

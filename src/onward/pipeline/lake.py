@@ -1,14 +1,15 @@
 """A lake: a folder with the history of topics, as Parquet files that any engine reads.
 
-    LAKE/topic=<topic>/date=<day>/<first>-<end>.parquet     messages, offsets half-open
-    LAKE/_onward/lake.json                                  says that this is a lake, and which kind
-    LAKE/_onward/commits/<number>.json                      each change, from 1 on
-    LAKE/_onward/snapshots/<number>.json                    the state every 100 commits
+    LAKE/topic=<topic>/date=<day>/<first>-<end>-<mark>.parquet    messages, offsets half-open
+    LAKE/_onward/lake.json                                        this is a lake, and which kind
+    LAKE/_onward/commits/<number>.json                            each change, from 1 on
+    LAKE/_onward/snapshots/<number>.json                          the state every 100 commits
 
-Only what the commits name is in the lake: a file without a commit is what a crash left, and the
-same work writes it again under the same name. A commit is written aside, synced and linked to its
-number, which fails when the number is taken: so commits have one order, whoever makes them.
-Commits are never deleted, they are the lake's history; a snapshot only saves reading them again.
+Only what the commits name is in the lake: a file without a commit is what a crash left; the same
+work writes another one, and `compact` deletes it some day. A commit is written aside, synced and
+linked to its number, which fails when the number is taken: so commits have one order, whoever makes
+them. Commits are never deleted, they are the lake's history; a snapshot only saves reading
+them again.
 
 The folder is on this machine, or on one that all machines of a cluster see at the same path.
 """
@@ -73,6 +74,22 @@ def open_lake(path: str | Path, *, create: bool = False) -> Lake:
             f"this version of onward knows {FORMAT}"
         )
     return Lake(folder)
+
+
+def check_lake(path: str | Path) -> None:
+    """Raise unless a folder is a lake or can become one; nothing is made.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_lake(folder)
+    """
+    folder = lake_folder(path)
+    with said_plainly(folder):
+        is_lake = (folder / _INSIDE / "lake.json").exists()
+        if not is_lake:
+            _check_free(folder)
+    if is_lake:
+        open_lake(folder)
 
 
 def lake_folder(path: str | Path) -> Path:
@@ -211,11 +228,7 @@ def sync_folder(folder: Path) -> None:
 def _begin(folder: Path, *, create: bool) -> None:
     if not create and not folder.exists():
         raise InvalidRequest(f"there is no lake at {str(folder)!r}")
-    if folder.exists() and not folder.is_dir():
-        raise InvalidRequest(f"{str(folder)!r} is not a folder")
-    foreign = sorted(one.name for one in folder.iterdir()) if folder.exists() else []
-    if [name for name in foreign if name != _INSIDE]:
-        raise InvalidRequest(f"{str(folder)!r} is not an onward lake and is not empty")
+    _check_free(folder)
     if not create:
         raise InvalidRequest(f"{str(folder)!r} is empty: there is no lake in it yet")
     for name in ("commits", "snapshots"):
@@ -223,6 +236,15 @@ def _begin(folder: Path, *, create: bool) -> None:
     label = _Label(FORMAT, f"onward {__version__}")
     _write_once(folder / _INSIDE / "lake.json", msgspec.json.encode(label))
     sync_folder(folder)
+
+
+def _check_free(folder: Path) -> None:
+    """Raise when something else than a lake is there."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidRequest(f"{str(folder)!r} is not a folder")
+    foreign = [one.name for one in folder.iterdir()] if folder.exists() else []
+    if [name for name in foreign if name != _INSIDE]:
+        raise InvalidRequest(f"{str(folder)!r} is not an onward lake and is not empty")
 
 
 def _numbered(number: int) -> str:

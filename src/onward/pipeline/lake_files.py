@@ -1,17 +1,20 @@
 """The Parquet files of a lake: written aside and renamed, read by offset.
 
-    record batches ──write_files──▶ <first>-<end>.parquet ...      one day per file
-    <first>-<end>.parquet ... ──read_files──▶ record batches       exactly the range
+    record batches ──write_files──▶ <first>-<end>-<mark>.parquet ...    one day per file
+    <first>-<end>-<mark>.parquet ... ──read_files──▶ record batches     exactly the range
 
 A file holds all columns of its messages, the topic too, so any reader gets the same schema; the
 folders `topic=` and `date=` are for people and for engines that prune by them. Offsets are dense,
-so the place of a message in its file is its offset less the first: nothing is searched.
+so the place of a message in its file is its offset less the first: nothing is searched. A name is
+never used twice: whoever does the same work again, or at the same time, never touches a file that
+a commit may have named.
 Memory is one row group, whatever the size of a file. This runs in tasks, on any machine.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange
+from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, Unavailable
 from onward.pipeline.columns import record_batches
 from onward.pipeline.lake import Lake, aside_of, open_lake, said_plainly, sync_folder
 from onward.pipeline.lake_state import LakeFile
@@ -73,6 +76,17 @@ def seen_from_here(lake: str) -> Path:
             f"machine {socket.gethostname()!r} does not see the lake {lake!r}: on a cluster its "
             f"folder must be shared by all machines ({error})"
         ) from None
+
+
+def check_there(lake: Lake, files: Sequence[LakeFile]) -> None:
+    """Raise unless the files that tasks wrote are here as well, whole: only then they may count."""
+    for file in files:
+        path = lake.path(file)
+        if not path.is_file() or path.stat().st_size != file.bytes:
+            raise Unavailable(
+                f"a task wrote {file.path!r} and it is not in {str(lake.folder)!r} here: "
+                "on a cluster the lake's folder must be shared by all machines"
+            )
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -185,7 +199,8 @@ class _FileWriter:
         """Make the file durable under its name, and return it."""
         self._write_group()
         self._writer.close()
-        path = f"{self._below}/{self._first:020}-{self._end:020}.parquet"
+        mark = secrets.token_hex(4)
+        path = f"{self._below}/{self._first:020}-{self._end:020}-{mark}.parquet"
         size = self._aside.stat().st_size
         sync_file(self._aside)
         self._aside.replace(self._folder / path)

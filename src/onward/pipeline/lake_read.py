@@ -31,7 +31,7 @@ from onward.pipeline.lake import Lake, open_lake
 from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.schema import MESSAGE_COLUMNS, message_schema
-from onward.pipeline.window import choose_topics
+from onward.pipeline.window import choose_topics, first_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Bound = str | int | datetime | timedelta | Mapping[str, int] | None
 """A place in topics: a word, one offset of one topic, offsets by topic, a time, how long ago."""
 OnGap = Literal["fail", "skip"]
+LOOKS_MAX = 10
 
 
 class Side(NamedTuple):
@@ -82,9 +83,8 @@ def read(
     names = list(message_schema(columns).names)
     wanted = [topics] if isinstance(topics, str) else list(topics)
     opened = None if lake is None else open_lake(lake)
-    state = LakeState() if opened is None else opened.state()
     with open_client(place, name="spark-read") as mq:
-        live = _live_topics(mq, wanted)
+        state, live = look(mq, opened, wanted)
         chosen = choose_topics({*live, *state.files, *state.gaps}, wanted)
         now_ms = SystemClock().now_ms()
         begin = side_of(start, chosen, now_ms=now_ms)
@@ -106,6 +106,41 @@ def read(
     return reduce(_union, [frame.select(*names) for frame in frames])
 
 
+def look(
+    mq: SyncClient, lake: Lake | None, wanted: Sequence[str]
+) -> tuple[LakeState, dict[str, TopicDescription]]:
+    """Return lake and topics as they fit together, while an archive and retention go on.
+
+    The lake is looked at first, so the topics have what it has. Where a topic begins later than the
+    lake ends, that may be because both went on in between: then they are looked at again.
+    """
+    state = LakeState() if lake is None else lake.state()
+    for _ in range(LOOKS_MAX):
+        live = _live_topics(mq, wanted)
+        ends = ((topic.first_offset, state.end_of(name)) for name, topic in live.items())
+        if lake is None or all(first <= end for first, end in ends):
+            return state, live
+        newer = lake.state()
+        if newer.number == state.number:
+            return state, live
+        state = newer
+    return state, _live_topics(mq, wanted)
+
+
+def is_cut(place: Place, topic: str, *, lake: str | None = None, since_ms: int | None) -> bool:
+    """Tell whether messages of a topic from that time on are neither in the lake nor in the log."""
+    opened = None if lake is None else open_lake(lake)
+    begin = Side(time_ms=since_ms)
+    with open_client(place, name="spark-read") as mq:
+        state, live = look(mq, opened, [topic])
+        found = live.get(topic)
+        live_since_ms = _live_since_ms(mq, found, state, begin)
+    return any(
+        _matters(gap, state.files.get(topic, ()), begin, Side(), live_since_ms)
+        for gap in _gaps(topic, state, found)
+    )
+
+
 def side_of(bound: Bound, topics: Sequence[str], *, now_ms: int) -> Side:
     """Return where a read begins or ends, from all the ways to say it.
 
@@ -119,7 +154,7 @@ def side_of(bound: Bound, topics: Sequence[str], *, now_ms: int) -> Side:
     if isinstance(bound, Mapping):
         return Side(offsets=_checked(bound, topics))
     if isinstance(bound, datetime):
-        return Side(time_ms=round(bound.timestamp() * 1000))
+        return Side(time_ms=first_ms(bound))
     if isinstance(bound, timedelta):
         return Side(time_ms=now_ms - bound // timedelta(milliseconds=1))
     if isinstance(bound, bool) or not isinstance(bound, int):
@@ -172,9 +207,7 @@ def part_of(
     lake_end = state.end_of(topic)
     log_first = lake_end if live is None else max(lake_end, live.first_offset)
     log_end = log_first if live is None else max(log_first, live.next_offset)
-    gaps = list(state.gaps.get(topic, ()))
-    if log_first > lake_end:
-        gaps.append(Gap(topic, lake_end, log_first))
+    gaps = _gaps(topic, state, live)
     first = _first(topic, begin, gaps, log_end)
     end = _end(topic, finish, log_end)
     files = state.files.get(topic, ())
@@ -187,6 +220,14 @@ def part_of(
         file for file in state.files_between(topic, first, end) if _is_in_time(file, begin, finish)
     )
     return Part(topic, files, first, min(end, lake_end), max(first, log_first), end)
+
+
+def _gaps(topic: str, state: LakeState, live: TopicDescription | None) -> list[Gap]:
+    """Return what is neither in the lake nor in the log, in order."""
+    gaps, end = list(state.gaps.get(topic, ())), state.end_of(topic)
+    if live is not None and live.first_offset > end:
+        gaps.append(Gap(topic, end, live.first_offset))
+    return gaps
 
 
 def _first(topic: str, begin: Side, gaps: Sequence[Gap], log_end: int) -> int:

@@ -12,7 +12,8 @@ producer id and a sequence, and whoever comes second follows the first. A copy m
 any point: the sequences of its pieces follow from the place of the decision, and the broker answers
 a repeat instead of storing it. The broker does not remember every producer for ever: who finishes
 what another driver began first looks in the targets for what is there. A decision is made only when
-the one before it is done.
+the one before it is done. Spark repeats its last batch only: an earlier one is an error, for a
+checkpoint that was put back has planned other rows under its number.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from onward.errors import (
     Conflict,
     Corruption,
     Forbidden,
+    InvalidRequest,
     OffsetOutOfRange,
     OnwardError,
     TopicEnded,
@@ -206,12 +208,25 @@ class Ledger:
         last = await self.last()
         if last is not None and not last.decision.is_done:
             await self.carry_out(last, is_begun=True)
-        if is_decided(last and last.decision, batch):
+        if last is not None and is_decided(last.decision, batch):
             await self._delete_unnamed(last, [piece for share in shares for piece in share.pieces])
+            self._check_order(batch, last.decision.batch)
             return
         stored = await self.decide(batch, shares)
         if stored is not None:
             await self.carry_out(stored)
+
+    def _check_order(self, batch: int, last: int) -> None:
+        """Refuse a batch from before the last one: Spark repeats the last one only.
+
+        What it has now may be other rows than it had then, so to leave it out would lose some.
+        """
+        if batch < last:
+            raise Conflict(
+                f"batch {batch} comes again after batch {last} of its query: another driver has "
+                f"gone on with it, or its checkpoint was put back; use a new checkpoint, or delete "
+                f"topic {self.topic!r} to write such batches again"
+            )
 
     async def finish(self) -> bool:
         """Carry out the last decision when that was interrupted; return whether it was."""
@@ -228,7 +243,8 @@ class Ledger:
     async def abort(self, shares: Sequence[Share]) -> None:
         """Delete what was staged, unless it was decided: then the copy is finished later."""
         try:
-            await self._describe()
+            # A decision may be under way that nobody waits for any more: this comes after it.
+            await self._mq.change_topic(self.topic, retention=KEPT_FOR)
             last = await self.last()
         except UnknownTopic:
             last = None
@@ -239,7 +255,13 @@ class Ledger:
     async def last(self) -> Stored | None:
         """Return what was decided last; None when nothing ever was."""
         end = await self._describe()
-        return await self._find(end - 1) if end else None
+        try:
+            return await self._find(end - 1) if end else None
+        except OffsetOutOfRange:
+            raise Conflict(
+                f"what was decided last in topic {self.topic!r} was retained away: delete the "
+                f"topic to go on; a batch that was under way then may come twice, or in part"
+            ) from None
 
     async def decide(self, batch: int, shares: Sequence[Share]) -> Stored | None:
         """Store a decision and return the one that counts, ours or that of who was faster.
@@ -309,6 +331,12 @@ class Ledger:
                 f"batch {batch} was decided, but {error}: delete topic {self.topic!r} to write the "
                 f"batch anew; {len(known)} of its {len(stored.decision.pieces)} pieces were copied"
             ) from None
+        except InvalidRequest as error:
+            # Other rows would not help: what was decided is what is copied.
+            raise type(error)(
+                f"{error}; batch {batch} was decided with this and waits for it: change that, or "
+                f"delete topic {self.topic!r} to write all of the batch anew"
+            ) from None
         mark = encode_batch([encode_decision(Decision(batch, is_done=True))])
         with suppress(Conflict):
             await self._publish("done", mark, sequence=batch + 1)
@@ -339,7 +367,8 @@ class Ledger:
         for target, end in stored.decision.ends.items():
             # What cannot be read is left to the memory of the broker.
             with suppress(UnknownTopic, TopicEnded, Forbidden, OffsetOutOfRange):
-                async with aclosing(self._mq.read(target, start=end).batches()) as batches:
+                start = max(end, (await self._mq.topic(target)).first_offset)
+                async with aclosing(self._mq.read(target, start=start).batches()) as batches:
                     async for batch in batches:
                         header = batch.columns.header
                         if header.producer_id == copier and header.sequence >= first:

@@ -6,7 +6,8 @@
 
 So a run that is repeated means the same messages as before, however many came since, and knows what
 is left to do. A piece that was written and not noted is written again under the same id: the sink
-stores nothing twice.
+stores nothing twice. What it knows of a piece stays for a while after the note: of two tries at the
+same time one may be late.
 """
 
 from __future__ import annotations
@@ -18,13 +19,26 @@ from hashlib import blake2b
 import msgspec
 
 from onward.client.sync import SyncClient
-from onward.errors import Conflict, OnwardError
+from onward.errors import Conflict, InvalidRequest, OnwardError
 from onward.pipeline.ledger import query_name
 
 KEPT_FOR = "3650d"
+LATE = "6h"
+"""How long a try may work at a piece that another one has written by then."""
+
+RUN_ID_CHARACTERS_MAX = 128
 
 Piece = tuple[int, int]
 """Offsets, from the first to before the second."""
+
+
+def check_run_id(run_id: str | None) -> None:
+    """Raise unless a run may have this id; None is none.
+
+    >>> check_run_id("fix-17")
+    """
+    if run_id is not None and not 1 <= len(run_id) <= RUN_ID_CHARACTERS_MAX:
+        raise InvalidRequest(f"a run id has 1 to {RUN_ID_CHARACTERS_MAX} characters")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +86,8 @@ class Book:
         self._mq = mq
         self._run_id = run_id
         self._topic = f"@sink.plan-{blake2b(run_id.encode(), digest_size=8).hexdigest()}"
+        self._written: dict[Piece, int] = {}
+        self._read_to = 1
 
     def decide(self, wanted: Plan, cut: Callable[[], list[Piece]]) -> Plan:
         """Return the plan that counts: the one that is there, or else the wanted one, cut now."""
@@ -92,23 +108,24 @@ class Book:
         return decided
 
     def written(self) -> dict[Piece, int]:
-        """Return the pieces that are written, and how many rows each has."""
+        """Return the pieces that are written by now, by whoever, and how many rows each has."""
         if not self._mq.has_topic(self._topic):
             return {}
-        found: dict[Piece, int] = {}
-        for message in self._mq.read(self._topic, start=1):
+        for message in self._mq.read(self._topic, start=self._read_to):
+            self._read_to = message.offset + 1
             with suppress(msgspec.DecodeError):  # Of two that began at once: the other's plan.
                 one = msgspec.json.decode(message.body, type=Written)
-                found[one.piece] = one.rows
-        return found
+                self._written[one.piece] = one.rows
+        return dict(self._written)
 
     def write_id(self, piece: Piece) -> str:
         """Return the id under which the sink knows a piece."""
         return f"{self._run_id}/{piece[0]}-{piece[1]}"
 
     def note(self, piece: Piece, *, rows: int) -> None:
-        """Write down that a piece is written; the sink need not remember it any more."""
+        """Write down that a piece is written; the sink need not remember it for long."""
         body = msgspec.json.encode(Written(piece=piece, rows=rows))
         self._mq.publish(self._topic, body, durability="disk")
         with suppress(OnwardError):
-            self._mq.delete_topic(f"@sink.{query_name('write', self.write_id(piece))}")
+            ledger = f"@sink.{query_name('write', self.write_id(piece))}"
+            self._mq.change_topic(ledger, lifetime=LATE)

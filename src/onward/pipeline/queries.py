@@ -46,9 +46,15 @@ SCHEDULED_MAX: Final = 1_000_000
 QUERY_CHARACTERS_MAX: Final = 100_000
 
 # What is no name: texts, comments. Names in backticks are names.
-_TEXTS = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_TEXTS = re.compile(
+    r"`(?:[^`]|``)*`|\b[rR]'[^']*'|\b[rR]\"[^\"]*\""
+    r"|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|--[^\r\n]*|/\*.*?\*/",
+    re.DOTALL,
+)
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STAR = re.compile(r"(?:\b(?:select|distinct|all)\s*|[,.]\s*)\*", re.IGNORECASE)
+# A star that is neither a product nor that of count(*): all columns, whatever is done with them.
+_STAR = re.compile(r"(?:\b(?:select|distinct|all)\s*|[,.(]\s*)\*", re.IGNORECASE)
+_COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
 _ASKING = re.compile(r"[\s(]*(select|with|from|values|table|describe|desc|explain|show)\b", re.I)
 # The only ways to change something in a statement that begins like a question.
 _CHANGING = re.compile(
@@ -91,12 +97,19 @@ def checked(query: str) -> str:
     """
     if len(query) > QUERY_CHARACTERS_MAX:
         raise InvalidRequest(f"the query has more than {QUERY_CHARACTERS_MAX:,} characters")
-    bare = _TEXTS.sub(lambda text: "''" if text[0][0] in "'\"" else " ", query)
+    bare = _TEXTS.sub(_without_text, query)
     if not bare.strip():
         raise InvalidRequest("the query is empty: write select ... from messages")
     if not _ASKING.match(bare) or _CHANGING.search(bare):
         raise InvalidRequest("a query only asks: begin it with select or with")
     return bare
+
+
+def _without_text(found: re.Match[str]) -> str:
+    first = found[0][0]
+    if first == "`":
+        return found[0]
+    return " " if first in "-/" else "''"
 
 
 def names_in(query: str, known: Iterable[str]) -> list[str]:
@@ -115,7 +128,10 @@ def columns_in(query: str) -> list[str]:
     >>> columns_in("select topic, count(*) from messages where key = '' group by 1")
     ['topic', 'offset', 'key']
     """
-    if _STAR.search(query) or not names_in(query, ("select",)):
+    if _STAR.search(_COUNT.sub("count()", query)) or not names_in(query, ("select",)):
+        return list(MESSAGE_COLUMNS)
+    # What all columns of a view take part in, without naming one.
+    if "|>" in query or names_in(query, ("natural", "table")):
         return list(MESSAGE_COLUMNS)
     named = names_in(query, MESSAGE_COLUMNS)
     if names_in(query, ("body_text",)) and "body" not in named:
@@ -133,7 +149,8 @@ def _view(spark: SparkSession, name: str, query: str, place: Place, lake: str | 
             return _messages(spark, query, place, lake)
         case "settled" | "retrying" | "dead":
             rows = views.lives(views.trace_frame(spark, place, lake=lake))
-            return state_view(views.outcomes(rows), name)
+            found = state_view(views.outcomes(rows), name)
+            return found if name == "settled" else _of_living(spark, found, place)
         case "scheduled":
             return _scheduled(spark, place)
     with open_client(place, name="spark-sql") as mq:
@@ -146,6 +163,14 @@ def _messages(spark: SparkSession, query: str, place: Place, lake: str | None) -
     if "body" in columns:
         found = found.withColumn("body_text", F.expr("make_valid_utf8(CAST(body AS STRING))"))
     return found
+
+
+def _of_living(spark: SparkSession, found: DataFrame, place: Place) -> DataFrame:
+    """Return what groups have to do with topics that are there: of others nothing comes again."""
+    with open_client(place, name="spark-sql") as mq:
+        pairs = [(share.topic, one.group) for one in mq.groups() for share in one.topics]
+    living = spark.createDataFrame(pairs, "topic STRING, `group` STRING")
+    return found.join(F.broadcast(living), ["topic", "group"], "left_semi")
 
 
 def state_view(outcomes: DataFrame, state: str) -> DataFrame:

@@ -95,7 +95,7 @@ class Report(NamedTuple):
 
     @property
     def repeated_total(self) -> int:
-        """How many acks came again, in all groups."""
+        """How many messages were acked again, in all groups."""
         return sum(line.repeated for line in self.lines)
 
     @property

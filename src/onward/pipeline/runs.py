@@ -83,7 +83,11 @@ def encode(run: JobRun) -> bytes:
     >>> encode(JobRun(run="7f", job="archive", state="running"))
     b'{"run":"7f","job":"archive","state":"running"}'
     """
-    return msgspec.json.encode(run)
+    try:
+        return msgspec.json.encode(run)
+    except UnicodeEncodeError:
+        # A path or an argument that is not UTF-8: half a surrogate pair is text for Python only.
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(run)))
 
 
 def decode(body: bytes) -> JobRun | None:
@@ -305,6 +309,14 @@ class _Voice:
         if mq is not None:
             with suppress(OnwardError):
                 mq.close(drain=False)
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, list) else value
 
 
 def _plain(value: object) -> Scalar:

@@ -33,13 +33,16 @@ from pyspark.sql.types import Row, StructType
 
 from onward.client.client import DurabilityName
 from onward.client.receipt import DURABILITIES
+from onward.clock import SystemClock
+from onward.durations import format_duration
 from onward.errors import InvalidRequest
 from onward.message.batch import decode_batch, join_columns
 from onward.message.columns import ABSENT, Column, pack_numbers
 from onward.message.names import check_topic_name
 from onward.pipeline import ledger, staging
-from onward.pipeline.place import Place, place_of
+from onward.pipeline.place import Place, open_client, place_of
 from onward.pipeline.schema import arrow_schema, unknown_column
+from onward.settings import ScheduleSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +69,8 @@ OPTION_NAMES = ("servers", "token", "timeout", "topic", "writeId", "durability",
 _OF_SPARK = ("path", "checkpointlocation", "queryname")
 _ROWS_MAX = 10_000
 UNIQUE_CHARACTERS_MAX = 512
+AHEAD_MS_MAX = ScheduleSettings().ahead_ms_max
+"""How far ahead a row may be due without asking: as far as a broker takes it that was not told."""
 REPLACE_WAITING = -1
 """In the column `replaces`: take the place of whatever waits under the same key."""
 
@@ -197,17 +202,40 @@ def _write(
     options: SinkOptions, query: str, batches: Iterator[pa.RecordBatch], *, partition: int
 ) -> Written:
     share = staging.stage(
-        options.place, query, _encoded(batches, options.topic), partition=partition
+        options.place, query, _encoded(batches, options.topic, options.place), partition=partition
     )
     return Written(query, share)
 
 
-def _encoded(batches: Iterator[pa.RecordBatch], topic: str | None) -> Iterator[list[EncodedPiece]]:
+def _encoded(
+    batches: Iterator[pa.RecordBatch], topic: str | None, place: Place
+) -> Iterator[list[EncodedPiece]]:  # fmt: skip
     from onward.pipeline.columns import encode_messages
 
     for batch in batches:
+        _check_times(batch, place)
         for rows in _each_key_once(batch):
             yield [_replacing(piece) for piece in encode_messages(rows, topic=topic)]
+
+
+def _check_times(rows: pa.RecordBatch, place: Place) -> None:
+    """Refuse what the schedule would: when the batch is decided it is too late to change a row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "due_at" not in rows.schema.names:
+        return
+    latest = pc.max(rows.column("due_at").cast(pa.timestamp("ms", "UTC"), safe=False)).value
+    if latest is None or latest <= SystemClock().now_ms() + AHEAD_MS_MAX:
+        return
+    # This broker may have been told to take more.
+    with open_client(place) as mq:
+        most_ms = int(mq.status()["schedule_ahead_ms_max"])
+    if latest > SystemClock().now_ms() + most_ms:
+        raise InvalidRequest(
+            f"column 'due_at' has a time more than {format_duration(most_ms)} ahead: "
+            f"so far ahead nothing is scheduled"
+        )
 
 
 def _each_key_once(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -22,7 +22,13 @@ from onward.pipeline.filters import AdaptivePush, Narrowing
 from onward.pipeline.options import Bound, SourceOptions, spark_options
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import ROWS_MIN, Stretch, split
-from onward.pipeline.topic_reads import check_schema, loss, lost_before, read_stretches
+from onward.pipeline.topic_reads import (
+    body_columns,
+    check_schema,
+    loss,
+    lost_before,
+    read_stretches,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +79,7 @@ class BatchReader(DataSourceReader):
         check_schema(schema, options)
         self._options = options
         self._schema = schema
-        self._push = AdaptivePush()
+        self._push = AdaptivePush(foreign=body_columns(schema, options))
         self.pushFilters = self._push  # type: ignore[method-assign]  # see there
 
     def partitions(self) -> list[InputPartition]:

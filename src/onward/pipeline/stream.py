@@ -7,9 +7,10 @@ A stream's offset is JSON with sorted keys, {"@group": "g", "@servers": "...", "
 below is done. It is compared as text, so an idle stream returns what it was given.
 
     - With a group the first offset lies on the broker, so a restart in the first batch begins
-      where it began, and the group is held: one query at a time. Without one only a start that
+      where it began, and the group is held: one query at a time. A query that was cut off while
+      another took its group ends when it plans its next batch. Without a group only a start that
       does not move is taken.
-    - Asking for news is a long poll: an idle query costs two requests a second.
+    - Asking for news is a long poll: an idle query costs a few requests a second.
     - A topic that is new (of a pattern, or in the option) first appears in the offset at its
       beginning, and is read from there in the next batch.
     - One process of the driver lives as long as the query and keeps the connection; tasks have
@@ -24,6 +25,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -40,10 +42,18 @@ from onward.errors import (
     Conflict,
     InvalidRequest,
     OffsetOutOfRange,
+    TopicEnded,
     UnknownGroup,
     UnknownTopic,
 )
-from onward.pipeline.bounds import cursors_of, ends_of, matching, offsets_of, topics_now
+from onward.pipeline.bounds import (
+    ASKED_MAX,
+    cursors_of,
+    ends_of,
+    matching,
+    offsets_of,
+    topics_now,
+)
 from onward.pipeline.options import Bound, SourceOptions
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
@@ -136,12 +146,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset:
         """Return where the next batch ends: `start` itself when there is nothing new."""
         mq = self._mq()
+        if self._options.group is not None:
+            # It may be another's by now: the connection was lost, or the group made anew.
+            mq.hold_group(self._options.group, holder=_holder(), member=MEMBER)
         start = self.initialOffset() if start is None else start
         first = positions(start)
         self._check_named(first)
         if not self._is_checked:
             # Before anything is told to the group, by a checkpoint that may be another's.
             self._check_ends(first, topics_now(mq, self._options))
+            self._check_consumed(mq, first)
             self._is_checked = True
         self._advance(mq, first)
         heads = self._heads(mq, first)
@@ -152,7 +166,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                    for t, end in heads.items()}  # fmt: skip
         rows_max = None if isinstance(limit, ReadAllAvailable) else self._rows_max(known, reached)
         ends = first | admit(known, reached, rows_max=rows_max)
-        return start if ends == first else self._offset(ends)
+        if ends == first:
+            return start
+        self._check_consumed(mq, [topic for topic, at in first.items() if ends[topic] > at])
+        return self._offset(ends)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Return where the topics end, as last heard: with it Spark shows the lag."""
@@ -174,7 +191,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         stretches = [Stretch(topic, first.get(topic, at), at) for topic, at in stop.items()]
         stretches = [stretch for stretch in stretches if stretch.rows]
-        ends = ends_of(mq, [stretch.topic for stretch in stretches])
+        ends = self._ends_to_read(mq, [stretch.topic for stretch in stretches])
+        stretches = [stretch for stretch in stretches if stretch.topic in ends]
         self._check_ends({topic: at for topic, _, at in stretches}, ends)
         kept = [known_losses(self._options, one, ends[one.topic].first_offset) for one in stretches]
         return partitions_of(self._options, [stretch for some in kept for stretch in some])
@@ -237,16 +255,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         try:
             if first.keys() >= set(named):
-                self._ends = mq.topic_ends(
-                    {topic: first[topic] for topic in named}, wait=int(POLL_S * 1000)
-                )
+                self._ends = _news(mq, {topic: first[topic] for topic in named})
                 return self._ends
-        except UnknownTopic:
+        except (UnknownTopic, TopicEnded):
             if self._options.pattern is None:
                 raise
         self._ends = topics_now(mq, self._options)
         self._join(mq, self._ends)
         return self._ends
+
+    def _ends_to_read(self, mq: SyncClient, topics: Sequence[str]) -> dict[str, TopicEnd]:
+        """Return where the topics of a batch end; one that was deleted is lost with all it had."""
+        try:
+            return ends_of(mq, topics)
+        except UnknownTopic:
+            if self._options.on_loss != "skip":
+                raise
+        return ends_of(mq, [topic for topic in topics if mq.has_topic(topic)])
 
     def _from(self, topic: str, at: int, heads: Mapping[str, TopicEnd]) -> int:
         """Return where reading goes on: what is skipped does not count as rows of a batch."""
@@ -302,6 +327,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not is_named:
                 raise InvalidRequest(f"{_FOREIGN}: it has topic {topic!r}, which is not read here")
 
+    def _check_consumed(self, mq: SyncClient, topics: Iterable[str]) -> None:
+        """Refuse topics that were created anew: their offsets are of other messages.
+
+        A group is done with a topic when that ends. Without one nothing tells.
+        """
+        group = self._options.group
+        if group is None:
+            return
+        consumed = {share.topic for share in mq.group(group).topics}
+        for topic in topics:
+            if topic not in consumed and mq.has_topic(topic):
+                raise OffsetOutOfRange(
+                    f"group {group!r} does not consume topic {topic!r} any more: the topic was "
+                    f"created anew, or taken from the group; begin with a new checkpoint"
+                )
+
     def _check_ends(self, offsets: Mapping[str, int], ends: Mapping[str, TopicEnd]) -> None:
         """Refuse offsets that a topic never had."""
         for topic, at in offsets.items():
@@ -342,13 +383,28 @@ def _create_group(
         advance(mq, group, offsets_of(mq, start, ends, group=None, missing="earliest"))
 
 
+def _news(mq: SyncClient, known: Mapping[str, int]) -> dict[str, TopicEnd]:
+    """Return where topics end, as soon as one has more than is known, or after a while."""
+    wait = int(POLL_S * 1000)
+    if len(known) <= ASKED_MAX:
+        return mq.topic_ends(known, wait=wait)
+    ends = ends_of(mq, known)
+    if any(end.next_offset > known[topic] for topic, end in ends.items()):
+        return ends
+    mq.topic_ends(dict(islice(known.items(), ASKED_MAX)), wait=wait)
+    return ends_of(mq, known)
+
+
+def _holder() -> str:
+    return f"a Spark query on {socket.gethostname()} (process {os.getpid()})"
+
+
 def _hold(mq: SyncClient, group: str) -> None:
     """Take the group for this query; one that has just ended may need a moment to let go."""
     deadline = time.monotonic() + HOLD_S
-    holder = f"a Spark query on {socket.gethostname()} (process {os.getpid()})"
     while True:
         try:
-            mq.hold_group(group, holder=holder, member=MEMBER)
+            mq.hold_group(group, holder=_holder(), member=MEMBER)
         except Conflict:
             if time.monotonic() >= deadline:
                 raise

@@ -74,13 +74,17 @@ def trace_frame(
 
 @contextmanager
 def kept_trace(
-    spark: SparkSession, place: Place, *, topics: Sequence[str], window: Window, lake: str | None
-) -> Iterator[DataFrame]:
-    """Give the lives of groups with some topics, kept while the block runs: jobs ask them often."""
+    spark: SparkSession, place: Place, *, topics: Sequence[str], window: Window, lake: str | None,
+    with_copies: bool = True,
+) -> Iterator[DataFrame]:  # fmt: skip
+    """Give the lives of groups with some topics, kept while the block runs: jobs ask them often.
+
+    Without `with_copies` each row is there once, for the group that did it.
+    """
     found = trace_frame(spark, place, window=window, lake=lake)
     rows = found.where(F.col("topic").isin(*topics) | (F.col("did") == "forked")).persist(KEPT)
     try:
-        yield lives(rows)
+        yield lives(rows) if with_copies else rows
     finally:
         rows.unpersist()
 

@@ -15,11 +15,15 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from onward.client.topics import duration_ms, instant_ms
+from onward.client.topics import duration_ms
 from onward.durations import parse_instant_ms
 from onward.errors import InvalidRequest, UnknownGroup, UnknownTopic
 
 Moment = str | int | datetime | timedelta
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+_FAR_MS = 253_402_300_800_000
+"""The year 10000: times from there on have no name."""
 
 
 class Window(NamedTuple):
@@ -47,6 +51,8 @@ def window_of(since: Moment | None, until: Moment | None, *, now_ms: int) -> Win
     """
     since_ms = None if since is None else _moment_ms(since, now_ms=now_ms)
     until_ms = now_ms if until is None else _moment_ms(until, now_ms=now_ms)
+    if until_ms > _FAR_MS or not 0 <= (since_ms or 0) < _FAR_MS:
+        raise InvalidRequest("a window lies between the years 1970 and 9999")
     if since_ms is not None and since_ms >= until_ms:
         raise InvalidRequest("the window is empty: 'since' must lie before 'until'")
     return Window(since_ms, until_ms)
@@ -93,6 +99,17 @@ def _choose(names: Iterable[str], wanted: Sequence[str], unknown: object) -> lis
     return sorted(chosen)
 
 
+def first_ms(moment: datetime) -> int:
+    """Return the first whole millisecond that is not before a moment; a naive one is local time.
+
+    Messages have milliseconds: what is at or after a moment is at or after this one.
+
+    >>> first_ms(datetime(1970, 1, 1, 0, 0, 0, 500, tzinfo=UTC))
+    1
+    """
+    return -((_START - moment.astimezone(UTC)) // timedelta(milliseconds=1))
+
+
 def _moment_ms(moment: Moment, *, now_ms: int) -> int:
     if isinstance(moment, bool) or not isinstance(moment, str | int | datetime | timedelta):
         raise InvalidRequest(f"a time is a datetime, a text or milliseconds, not {moment!r:.40}")
@@ -100,9 +117,9 @@ def _moment_ms(moment: Moment, *, now_ms: int) -> int:
         return now_ms - duration_ms(moment)
     if isinstance(moment, str):
         return parse_instant_ms(moment, now_ms=now_ms)
-    return instant_ms(moment)
+    return first_ms(moment) if isinstance(moment, datetime) else moment
 
 
 def _moment(at_ms: int) -> datetime:
     # Not fromtimestamp(at_ms / 1000): a float would lose microseconds in far years.
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    return _START + timedelta(milliseconds=at_ms)

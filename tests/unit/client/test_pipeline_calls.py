@@ -9,7 +9,7 @@ import pytest
 from onward.client.client import Client
 from onward.client.sync import connect_sync
 from onward.client.topics import TopicEnd
-from onward.errors import Conflict, InvalidRequest, UnknownTopic
+from onward.errors import Conflict, InvalidRequest, Overloaded, UnknownTopic
 from onward.message.batch import encode_batch
 
 from .calling import Cable, calling, turns
@@ -114,6 +114,20 @@ async def test_who_consumes_from_a_group_that_is_held_is_told_and_does_not_wait(
             with pytest.raises(Conflict, match="group 'totals' is used by the totals"):
                 await one.fetch("orders", group="totals", wait="1s")
         assert (await other.group("totals")).held_by == "the totals"
+
+
+async def test_a_group_that_is_held_already_does_not_count_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.group_holds.HOLDS_PER_SESSION_MAX", 1)
+    async with calling(timeout_s=60) as (client, _, _):
+        await client.create_topic("orders")
+        for group in ("totals", "others"):
+            await client.create_group(group, "orders")
+        for _ in range(2):
+            await client.hold_group("totals", holder="one")
+        with pytest.raises(Overloaded, match="holds at most 1 groups"):
+            await client.hold_group("others", holder="one")
 
 
 async def test_a_client_that_lost_its_connection_holds_its_groups_again() -> None:

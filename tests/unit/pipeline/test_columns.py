@@ -219,3 +219,24 @@ def test_rows_that_make_no_message_are_refused(columns, topic, error, words):
 def test_no_rows_make_no_batch():
     rows = pa.RecordBatch.from_pydict({"body": pa.array([], pa.binary())})
     assert encode_messages(rows, topic="t") == []
+
+
+def test_rows_that_are_large_by_their_headers_and_keys_are_cut_into_pieces_too():
+    headers = pa.array([[("h", bytes(1000))]] * 100, pa.map_(pa.string(), pa.binary()))
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([b"%d" % n for n in range(100)]), headers, pa.array(["k" * 500] * 100)],
+        names=["body", "headers", "key"],
+    )
+    pieces = encode_messages(rows, topic="orders", bytes_max=20_000)
+    assert max(len(piece.packed) for piece in pieces) < 25_000
+    bodies = [b for p in pieces for b in decode_batch(p.packed, raw_bytes_max=1 << 20).bodies]
+    assert bodies == [b"%d" % n for n in range(100)]
+
+
+def test_a_header_whose_name_is_no_utf8_makes_nothing_unreadable():
+    headers = [{"a\udcff": "v"}, None, {}, {"k": b"\x00"}]
+    packed = encode_batch([b"a", b"b", b"c", b"d"], headers=headers)
+    rows = record_batch([batch_of(packed)], arrow_schema(message_schema(["headers"])))
+    found = rows.column("headers")
+    assert found.keys.view(pa.binary()).to_pylist() == [b"a\xff", b"k"]
+    assert found.slice(1).to_pylist() == [None, [], [("k", b"\x00")]]

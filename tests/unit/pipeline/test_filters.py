@@ -19,8 +19,12 @@ from pyspark.sql.datasource import (
 )
 
 from onward.pipeline.filters import OFFSET_MAX, Narrowing, narrow
+from onward.pipeline.options import source_options
+from onward.pipeline.schema import message_schema
+from onward.pipeline.source import BatchReader
 
 OFFSET, TOPIC, TIME = ("offset",), ("topic",), ("published_at",)
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +79,26 @@ def test_times_narrow_a_little_less_than_asked_and_are_looked_at_again():
 )
 def test_what_says_nothing_of_places_is_left_to_spark(one: Filter):
     assert narrow([one]) == (Narrowing(), [one])
+
+
+@pytest.mark.parametrize(
+    "one",
+    [GreaterThan(OFFSET, 7), EqualTo(TOPIC, "a"), IsNotNull(TOPIC), EqualTo(TIME, MOMENT)],
+)
+def test_a_column_of_bodies_says_nothing_of_places_whatever_its_name_is(one: Filter):
+    foreign = {"offset", "topic", "published_at"}
+    assert narrow([one], foreign=foreign) == (Narrowing(), [one])
+    found, rest = narrow([one, EqualTo(("key",), "k")], foreign={"key"})
+    assert found == narrow([one])[0]
+    assert rest[-1] == EqualTo(("key",), "k")
+
+
+def test_a_reader_does_not_take_fields_of_bodies_for_columns_of_messages():
+    options = source_options(
+        {"topic": "orders", "columns": "topic,key", "bodySchema": "offset BIGINT, total DOUBLE"}
+    )
+    schema = message_schema(["topic", "key"]).add("offset", "long").add("total", "double")
+    reader = BatchReader(options, schema)
+    wanted = [GreaterThan(OFFSET, 1_000_000), EqualTo(TOPIC, "orders")]
+    assert reader.pushFilters(wanted) == wanted[:1]
+    assert reader._push.narrowing == Narrowing(topics=frozenset({"orders"}))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from onward.pipeline.html import render
+from onward.pipeline.html import LINES_MAX, render
 from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
 
 EVIL = "<script>alert('x')</script>\"'&"
@@ -79,3 +79,13 @@ def test_bars_stand_where_their_time_is():
     found = re.findall(r"<rect class=k-acked x=([\d.]+)", render(report(bars=bars, lines=())))
     first, second, last = map(float, found)
     assert (last - first) / (second - first) == pytest.approx(10, rel=0.01)
+
+
+def test_a_page_of_very_many_groups_shows_those_in_need_and_counts_all():
+    lines = [GroupLine("orders", f"g{n}", Verdicts(acked=1)) for n in range(LINES_MAX + 10)]
+    lines.append(GroupLine("orders", "behind", Verdicts(missing=1)))
+    page = render(report(lines=lines))
+    assert "<b>behind</b>" in page
+    assert "<h1>1 not settled</h1>" in page
+    assert f"of {LINES_MAX + 11} pairs of topic and group" in page
+    assert page.count("<td>orders</td>") == LINES_MAX

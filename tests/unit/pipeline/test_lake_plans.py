@@ -2,16 +2,18 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.client.sync import SyncClient
 from onward.client.topics import TopicDescription
 from onward.errors import Conflict, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from onward.pipeline.jobs import archive, compact
-from onward.pipeline.lake import open_lake
-from onward.pipeline.lake_read import Part, Side, part_of, side_of
+from onward.pipeline.lake import Lake, open_lake
+from onward.pipeline.lake_read import Part, Side, look, part_of, side_of
 from onward.pipeline.lake_state import Gap, LakeCommit, LakeFile, LakeState, fold
 from onward.pipeline.planning import Stretch
 
@@ -247,3 +249,34 @@ def test_an_offset_that_does_not_exist_yet_is_named():
         end = finish if isinstance(finish, Side) else Side(offsets=finish)
         with pytest.raises(OffsetOutOfRange, match="offset 31 .* it ends before 30"):
             part_of("orders", LakeState(), topic(30), begin, end)
+
+
+class Quick:
+    """A broker whose archive and retention are quicker than whoever looks at lake and topics."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+
+    def topics(self) -> list[TopicDescription]:
+        state = self._lake.state()
+        if state.number < 3:
+            end = state.end_of("orders")
+            self._lake.commit(add=[file(end, end + 10)])
+            return [topic(100, first=end + 5)]
+        return [topic(100, first=state.end_of("orders"))]
+
+
+def test_what_was_archived_and_taken_away_while_one_looked_is_no_gap(tmp_path: Path):
+    opened = open_lake(tmp_path, create=True)
+    opened.commit(add=[file(0, 10)])
+    state, live = look(cast(SyncClient, Quick(open_lake(tmp_path))), opened, ["orders"])
+    part = part_of("orders", state, live["orders"], EARLIEST, LATEST)
+    assert (part.first, part.end, part.live_first, part.live_end) == (0, 30, 30, 100)
+
+
+def test_a_topic_that_is_not_the_lakes_is_left_out_unless_it_is_named():
+    others = [topic(5), topic(7, name="refunds")]
+    fit, left_out = archive.fitting(others, lake(file(0, 10)), wanted=["*"])
+    assert ([one.topic for one in fit], list(left_out)) == (["refunds"], ["orders"])
+    with pytest.raises(Conflict, match="not the one that the lake holds to offset 10"):
+        archive.fitting(others, lake(file(0, 10)), wanted=["*", "orders"])

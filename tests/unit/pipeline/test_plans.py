@@ -8,6 +8,7 @@ import pytest
 import onward
 from onward.errors import Conflict
 from onward.pipeline.jobs.replay import pieces_of
+from onward.pipeline.ledger import query_name
 from onward.pipeline.offsets import merged, parts_of, ranges_of
 from onward.pipeline.plans import Book, Plan
 
@@ -32,6 +33,18 @@ def test_what_is_written_is_known_to_the_next_try(tmp_path: Path):
         assert book.written() == {}
         book.note((0, 5), rows=3)
         assert Book(mq, "fix-17").written() == {(0, 5): 3}
+
+
+def test_the_sink_knows_a_piece_for_a_while_after_it_is_noted(tmp_path: Path):
+    with onward.connect_sync(f"file:{tmp_path / 'log'}") as mq:
+        mine, other = Book(mq, "fix-17"), Book(mq, "fix-17")
+        mine.decide(WANTED, lambda: [(0, 5), (5, 9)])
+        assert other.written() == {}
+        ledger = f"@sink.{query_name('write', mine.write_id((0, 5)))}"
+        mq.create_topic(ledger)
+        mine.note((0, 5), rows=3)
+        assert other.written() == {(0, 5): 3}, "what another try has done since is known"
+        assert mq.topic(ledger).expires_at_ms > 0, "who is late at this piece still finds it"
 
 
 def test_a_run_with_nothing_to_do_leaves_no_plan(tmp_path: Path):

@@ -68,6 +68,11 @@ def test_a_field_of_a_later_version_is_ignored():
     assert decode(later) == JobRun(run="a", job="b", state="done")
 
 
+def test_what_is_not_utf_8_is_told_as_well_as_it_can_be():
+    told = encode(JobRun(run="a", job="b", state="failed", about={"topics": ["\udcff"]}))
+    assert decode(told) == JobRun(run="a", job="b", state="failed", about={"topics": ["?"]})
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(f"file:{tmp_path / 'log'}")

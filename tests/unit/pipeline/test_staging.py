@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from onward.errors import (
     Corruption,
     Forbidden,
     InvalidRequest,
+    MessageTooLarge,
     NotConnected,
     OffsetOutOfRange,
     OnwardError,
@@ -148,7 +151,7 @@ async def test_a_batch_that_comes_again_stores_nothing_again(mq: onward.Client) 
         share = await staged(mq, piece(b"a" if again == 0 else b"other"))
         await Ledger(mq, QUERY).commit(0, [share])
     await Ledger(mq, QUERY).commit(1, [carried(piece(b"b"))])
-    await Ledger(mq, QUERY).commit(0, [carried(piece(b"other"))])
+    await Ledger(mq, QUERY).commit(1, [carried(piece(b"other"))])
     assert await bodies(mq) == [b"a", b"b"]
     assert len(await sink_topics(mq)) == 1
 
@@ -237,6 +240,20 @@ async def test_a_copy_is_finished_once_even_when_the_broker_has_forgotten_who_be
     assert await bodies(mq, "out0") == [b"there before", *even[:4], b"between", *even[4:]]
 
 
+async def test_retention_since_the_decision_hides_nothing_of_what_was_copied(
+    mq: onward.Client,
+) -> None:
+    pieces = [piece(b"%d" % number) for number in range(20)]
+    stored = await decided(mq, 4, await staged(mq, *pieces))
+    await mq.publish("out", "retained away")
+    await copied_in_part(mq, stored, 7)
+    broker = mq._embedded.broker
+    broker.catalogue.by_name["out"].first_offset = 1
+    broker.producers.windows.clear()
+    await Ledger(mq, QUERY).commit(4, [])
+    assert await bodies(mq) == [b"%d" % number for number in range(20)]
+
+
 async def test_a_later_batch_first_finishes_the_one_before(mq: onward.Client) -> None:
     await decided(mq, 4, carried(piece(b"four")))
     await Ledger(mq, QUERY).commit(5, [carried(piece(b"five"))])
@@ -318,6 +335,42 @@ async def test_a_task_that_fails_deletes_what_it_staged(mq: onward.Client) -> No
     assert await sink_topics(mq) == []
 
 
+async def test_a_checkpoint_that_was_put_back_is_refused_and_not_left_out_silently(
+    mq: onward.Client,
+) -> None:
+    for batch in range(3):
+        await Ledger(mq, QUERY).commit(batch, [carried(piece(b"%d" % batch))])
+    share = await staged(mq, piece(b"1"), piece(b"and what came since"))
+    with pytest.raises(Conflict, match="batch 1 comes again after batch 2 .* new checkpoint"):
+        await Ledger(mq, QUERY).commit(1, [share])
+    assert await bodies(mq) == [b"0", b"1", b"2"]
+    assert await sink_topics(mq) == [f"@sink.{QUERY}"]
+
+
+async def test_an_abort_sees_a_decision_that_is_still_under_way(tmp_path: Path) -> None:
+    async with onward.connect(f"file:{tmp_path}") as mq:
+        ledger, share = Ledger(mq, QUERY), await staged(mq, piece(b"a"))
+        await ledger.open()
+        packed = encode_batch([encode_decision(Decision(0, share.pieces))])
+        # A driver that gave up waiting: the broker has its decision and has not answered yet.
+        unanswered = asyncio.create_task(ledger._publish("decide", packed, sequence=1))
+        while ledger._producer_id("decide") not in mq._embedded.broker.producers.windows:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await Ledger(mq, QUERY).abort([share])
+        await unanswered
+        assert await Ledger(mq, QUERY).finish()
+        assert await bodies(mq) == [b"a"]
+
+
+async def test_what_is_refused_after_the_decision_says_how_to_go_on(mq: onward.Client) -> None:
+    await mq.create_topic("out", message_bytes_max=10)
+    with pytest.raises(MessageTooLarge, match=f"batch 0 was decided .* topic '@sink.{QUERY}'"):
+        await Ledger(mq, QUERY).commit(0, [carried(piece(bytes(11)))])
+    await mq.change_topic("out", message_bytes_max=100)
+    assert await Ledger(mq, QUERY).finish()
+    assert await bodies(mq) == [bytes(11)]
+
+
 # --- drivers that race -----------------------------------------------------------------------
 
 
@@ -335,10 +388,12 @@ async def test_of_two_drivers_one_decides_and_both_follow() -> None:
 
 async def test_drivers_that_race_over_many_batches_store_each_once() -> None:
     async def drive() -> None:
+        # Who is behind is told so, and ends; there is always one in front.
         async with onward.connect("memory:race") as mine:
-            for batch in range(5):
-                share = await staged(mine, *(piece(b"%d.%d" % (batch, n)) for n in range(36)))
-                await Ledger(mine, QUERY).commit(batch, [share])
+            with suppress(Conflict):
+                for batch in range(5):
+                    share = await staged(mine, *(piece(b"%d.%d" % (batch, n)) for n in range(36)))
+                    await Ledger(mine, QUERY).commit(batch, [share])
 
     async with onward.connect("memory:race") as mq:
         await asyncio.gather(*(drive() for _ in range(3)))
@@ -360,7 +415,8 @@ async def test_a_driver_that_was_overtaken_stores_nothing(mq: onward.Client) -> 
     slow = Ledger(mq, QUERY)
     await slow.open()
     await slow.carry_out(stored)
-    await slow.commit(0, [carried(piece(b"other"))])
+    with pytest.raises(Conflict, match="another driver has gone on with it"):
+        await slow.commit(0, [carried(piece(b"other"))])
     assert await bodies(mq) == [b"a", b"b"]
 
 

@@ -47,3 +47,17 @@ def test_a_topic_or_group_that_does_not_exist_is_named():
         choose_topics(["orders"], ["nope"])
     with pytest.raises(UnknownGroup, match="group 'nope' does not exist"):
         choose_groups(["billing"], ["nope"])
+
+
+def test_a_moment_between_two_milliseconds_is_the_later_one():
+    """Since and until alike: nothing before it is at or after it."""
+    half = datetime(2026, 11, 16, 10, 0, 0, 500, tzinfo=UTC)
+    late = datetime(2026, 11, 16, 10, 0, 0, 1_500, tzinfo=UTC)
+    found = window_of(half, late, now_ms=0)
+    assert (found.since_ms % 1_000, found.until_ms % 1_000) == (1, 2)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("moment", [10**15, "999999999999999", -1])
+def test_a_moment_that_no_calendar_has_is_refused(moment: int | str):
+    with pytest.raises(InvalidRequest, match="between the years 1970 and 9999"):
+        window_of(moment, 2 * 10**15, now_ms=0)

@@ -8,7 +8,8 @@ The lake says how far it is; the group on the broker follows it, so that lag is 
 retention can wait (`retention_group`). A crash before the commit leaves files that nothing names
 and that the same work writes again; after it the next run only advances the group. What retention
 took before the archive came is a gap: said in the result and recorded in the lake, never silent.
-One archive works under a group at a time; a second one is refused.
+A topic that was deleted and created again is not the one that the lake holds: an error when it was
+named, else it is left out, and the result says so. One archive works under a group at a time.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from onward.client.topics import Duration, TopicDescription, duration_ms
 from onward.clock import SystemClock
 from onward.errors import (
     AlreadyExists,
+    Conflict,
     InvalidRequest,
     OffsetOutOfRange,
     TopicEnded,
-    Unavailable,
     UnknownTopic,
 )
 from onward.pipeline import runs
 from onward.pipeline.failure import plain
-from onward.pipeline.lake import Lake, open_lake
-from onward.pipeline.lake_files import archive_stretch
+from onward.pipeline.lake import Lake, check_lake, lake_folder, open_lake
+from onward.pipeline.lake_files import archive_stretch, check_there
 from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same, origin_of
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
@@ -57,6 +58,7 @@ TRIES = 10
 """How often a round is planned again because retention took its beginning."""
 LOOK_EVERY_MS = 1_000
 WAITED_FOR_MAX = 1_000
+LEFT_OUT_TOLD_MAX = 20
 
 _log = logging.getLogger("onward.pipeline")
 
@@ -72,6 +74,8 @@ class Archived:
     """Topic to the offsets that were added: from the first to before the second."""
     gaps: tuple[Gap, ...] = ()
     """What retention took before it could be archived."""
+    left_out: tuple[str, ...] = ()
+    """Topics that are not those that the lake holds under their names."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,14 @@ def archive(
     """
     if rows_per_file < 1 or (rows_max is not None and rows_max < 1):
         raise InvalidRequest("rows_per_file and rows_max are numbers from 1 on")
-    opened = open_lake(lake, create=True)
+    check_lake(lake)
     with (
-        runs.using(run, place, job="archive", lake=str(opened.folder), group=group) as told,
+        runs.using(run, place, job="archive", lake=str(lake_folder(lake)), group=group) as told,
         open_client(place, name="archive") as mq,
     ):
+        find_topics(mq, topics)  # a name that is mistyped leaves no lake behind
         job = _Archive(
-            spark, mq, opened, place=place, wanted=tuple(topics), group=group,
+            spark, mq, open_lake(lake, create=True), place=place, wanted=tuple(topics), group=group,
             rows_per_file=rows_per_file, rows_max=rows_max, run=told,
         )  # fmt: skip
         job.begin()
@@ -126,8 +131,49 @@ def archive(
         else:
             job.finish(stop=stop or _never)
         done = job.done()
-        told.result(rows=done.rows, files=done.files, bytes=done.bytes, gaps=len(done.gaps))
+        told.result(rows=done.rows, files=done.files, bytes=done.bytes, gaps=len(done.gaps),
+                    left_out=", ".join(done.left_out[:LEFT_OUT_TOLD_MAX]))  # fmt: skip
         return done
+
+
+def find_topics(mq: SyncClient, wanted: Sequence[str]) -> list[TopicDescription]:
+    """Return the topics that are to be archived, as they are now.
+
+    >>> with open_client(Place("memory:")) as mq:
+    ...     receipt = mq.publish("orders", "hello")
+    ...     [topic.topic for topic in find_topics(mq, ["ord*"])]
+    ['orders']
+    """
+    known = _known_topics(mq, wanted)
+    return [known[name] for name in choose_topics(known, wanted)]
+
+
+def _known_topics(mq: SyncClient, wanted: Sequence[str]) -> dict[str, TopicDescription]:
+    """Return all topics of users, and of the system's own those that are named."""
+    system = {name: mq.topic(name) for name in wanted if name.startswith("@")}
+    return {topic.topic: topic for topic in mq.topics()} | system
+
+
+def fitting(
+    topics: Sequence[TopicDescription], state: LakeState, *, wanted: Sequence[str]
+) -> tuple[list[TopicDescription], dict[str, Conflict]]:
+    """Return the topics that the lake can take, and why not the others; a named one raises.
+
+    >>> orders = TopicDescription(topic="orders", number=1, state="active")
+    >>> fitting([orders], LakeState(), wanted=["ord*"]) == ([orders], {})
+    True
+    """
+    fit, others = [], {}
+    for topic in topics:
+        try:
+            check_same(topic, state)
+        except Conflict as error:
+            if topic.topic in wanted:
+                raise
+            others[topic.topic] = error
+        else:
+            fit.append(topic)
+    return fit, others
 
 
 def plan(
@@ -198,23 +244,24 @@ class _Archive:
         self._rows = self._files = self._bytes = 0
         self._topics: dict[str, tuple[int, int]] = {}
         self._gaps: list[Gap] = []
-        self._known: set[str] = set()
+        self._known: dict[str, str] = {}
+        """Topics of the group, and which ones they are."""
+        self._left_out: dict[str, Conflict] = {}
         self._is_held = False
         self._clock = SystemClock()
 
     def begin(self) -> None:
         """Take the group, and bring it to where the lake is: a run may have died in between."""
-        topics = self._look()
+        topics = self._look(is_first=True)
         self._join(topics)
         state = self._lake.state()
         for topic in topics:
-            check_same(topic, state)
             if end := state.end_of(topic.topic):
                 self._advance(topic.topic, end)
 
     def finish(self, *, stop: Callable[[], bool]) -> None:
         """Archive to where the topics end now."""
-        ends = {topic.topic: topic.next_offset for topic in self._look()}
+        ends = {topic.topic: topic.next_offset for topic in self._look(is_first=True)}
         while not stop() and not self._is_full and self._round(ends):
             pass
 
@@ -222,7 +269,7 @@ class _Archive:
         """Archive what comes, until told to stop."""
         waiting_since_ms: int | None = None
         while not stop() and not self._is_full:
-            topics = self._look(is_first=False)
+            topics = self._look()
             self._join(topics)
             lag = self._lag(topics)
             now_ms = self._clock.monotonic_ms()
@@ -239,7 +286,7 @@ class _Archive:
         """Return what was written."""
         return Archived(
             rows=self._rows, files=self._files, bytes=self._bytes, topics=dict(self._topics),
-            gaps=tuple(self._gaps),
+            gaps=tuple(self._gaps), left_out=tuple(sorted(self._left_out)),
         )  # fmt: skip
 
     @property
@@ -256,8 +303,9 @@ class _Archive:
                 return False
             try:
                 files = self._write(work)
-            except OffsetOutOfRange:
-                # Retention was quicker: the next plan begins later.
+                self._check_origins(work)
+            except (OffsetOutOfRange, UnknownTopic, TopicEnded):
+                # Retention was quicker, or a topic is gone: the next plan knows of it.
                 if not tries_left:
                     raise
             else:
@@ -266,11 +314,17 @@ class _Archive:
         return True
 
     def _plan(self, ends: Mapping[str, int] | None) -> Plan:
-        topics = self._look(is_first=False)
+        # The lake first: what it has by then, the topics have as well.
+        state = self._lake.state()
+        topics = self._look()
         if ends is not None:
-            topics = [_until(topic, ends[topic.topic]) for topic in topics if topic.topic in ends]
+            topics = [
+                _until(topic, max(ends[topic.topic], state.end_of(topic.topic)))
+                for topic in topics
+                if topic.topic in ends
+            ]
         return plan(
-            topics, self._lake.state(), rows_per_file=self._rows_per_file,
+            topics, state, rows_per_file=self._rows_per_file,
             cores=self._spark.sparkContext.defaultParallelism,
             rows_max=None if self._rows_max is None else self._rows_max - self._rows,
         )  # fmt: skip
@@ -285,12 +339,7 @@ class _Archive:
             files = [file for some in tasks.map(task).collect() for file in some]
         except Exception as error:
             raise plain(error) or error from error
-        for file in files:
-            if not self._lake.path(file).exists():
-                raise Unavailable(
-                    f"a task wrote {file.path!r} and it is not in {str(self._lake.folder)!r} here: "
-                    "on a cluster the lake's folder must be shared by all machines"
-                )
+        check_there(self._lake, files)
         return files
 
     def _commit(self, work: Plan, files: Sequence[LakeFile]) -> None:
@@ -308,35 +357,47 @@ class _Archive:
             first, _ = self._topics.get(stretch.topic, (stretch.first, 0))
             self._topics[stretch.topic] = first, stretch.end
         for topic in work.origins:
-            self._advance(topic, state.end_of(topic))
-        lag = self._lag(self._look(is_first=False))
+            with suppress(UnknownTopic, TopicEnded):  # it is in the lake, and nowhere else now
+                self._advance(topic, state.end_of(topic))
+        lag = self._lag(self._look())
         self._run.progress(rows=self._rows, files=self._files, lag=lag)
 
     # --- the broker ----------------------------------------------------------------------------
 
-    def _look(self, *, is_first: bool = True) -> list[TopicDescription]:
-        """Return the topics that are to be archived, as they are now."""
-        system = [name for name in self._wanted if name.startswith("@")]
-        known = {topic.topic: topic for topic in self._mq.topics()}
-        known |= {name: self._mq.topic(name) for name in system}
+    def _check_origins(self, work: Plan) -> None:
+        """Raise when a topic is another one than at the plan: whose messages are these?"""
+        now = _known_topics(self._mq, self._wanted)
+        for topic, origin in work.origins.items():
+            if topic in now and origin_of(now[topic]) != origin:
+                raise TopicEnded(f"topic {topic!r} was deleted and created again while it was read")
+
+    def _look(self, *, is_first: bool = False) -> list[TopicDescription]:
+        """Return the topics that are to be archived and can be, as they are now."""
+        state = self._lake.state()
         try:
-            return [known[name] for name in choose_topics(known, self._wanted)]
+            topics = find_topics(self._mq, self._wanted)
         except UnknownTopic:
             # Who follows a pattern goes on when the last topic of it is gone.
             if is_first:
                 raise
-            return [topic for name, topic in known.items() if name in self._known]
+            known = _known_topics(self._mq, self._wanted)
+            topics = [topic for name, topic in known.items() if name in self._known]
+        topics, others = fitting(topics, state, wanted=self._wanted)
+        for name in sorted(others.keys() - self._left_out.keys()):
+            _log.warning("topic %r is left out of the archive: %s", name, others[name])
+        self._left_out |= others
+        return topics
 
     def _join(self, topics: Sequence[TopicDescription]) -> None:
         """Let the group consume these topics from their beginning, and keep it to this run."""
-        ours = {topic.topic for topic in topics if not topic.topic.startswith("@")}
-        if ours <= self._known:
+        ours = {one.topic: origin_of(one) for one in topics if not one.topic.startswith("@")}
+        if ours.items() <= self._known.items():
             return
         try:
             self._mq.create_group(self._group, sorted(ours), start="earliest")
         except AlreadyExists:
             has = {share.topic for share in self._mq.group(self._group).topics}
-            if more := sorted(ours - has):
+            if more := sorted(ours.keys() - has):
                 self._mq.change_group(self._group, add_topics=more)
         if not self._is_held:
             self._mq.hold_group(self._group, holder=f"the {self._member}")

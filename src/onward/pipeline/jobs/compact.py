@@ -24,7 +24,7 @@ from onward.errors import InvalidRequest
 from onward.pipeline import runs
 from onward.pipeline.failure import plain
 from onward.pipeline.lake import Lake, open_lake, said_plainly
-from onward.pipeline.lake_files import merge_files
+from onward.pipeline.lake_files import check_there, merge_files
 from onward.pipeline.lake_state import LakeFile, LakeState
 from onward.pipeline.window import choose_topics
 
@@ -156,7 +156,9 @@ def _merge(
         merged = tasks.map(partial(merge_files, str(lake.folder))).collect()
     except Exception as error:
         raise plain(error) or error from error
-    return [file for some in merged for file in some]
+    files = [file for some in merged for file in some]
+    check_there(lake, files)
+    return files
 
 
 def _files_of(state: LakeState, topics: Sequence[str]) -> list[LakeFile]:

@@ -12,7 +12,8 @@ Each message that was published in the window is held against each group that co
 
 `slow` and `repeated` (acked again without a replay) are counted beside that. A broadcast has no
 acks: it is named, not checked. Where the trace no longer reaches back to the window, what lies
-below a group's cursor counts as settled, and the report says so.
+below a group's cursor counts as settled, unless it is one of its dead letters, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from onward.clock import SystemClock
 from onward.errors import InvalidRequest
 from onward.pipeline import runs, views
 from onward.pipeline.html import render
+from onward.pipeline.lake_read import is_cut as is_read_cut
 from onward.pipeline.lake_read import read
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.report import (
@@ -49,6 +51,7 @@ from onward.pipeline.window import Window as Stretch
 SLOW = "1m"
 BARS_MAX = 120
 PAIRS_MAX = 100_000
+BURIED_MAX = 1_000_000
 _BAR_STEPS_MS = (
     1_000, 10_000, 60_000, 300_000, 900_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000,
     2_592_000_000,
@@ -82,6 +85,17 @@ class Pair(NamedTuple):
     topic: str
     group: str
     cursor: int
+    dead: int = 0
+    """How many dead letters it has."""
+
+
+class Buried(NamedTuple):
+    """A dead letter, as the broker itself knows it."""
+
+    topic: str
+    group: str
+    offset: int
+    buried_cause: str
 
 
 def reconcile(
@@ -117,9 +131,14 @@ def reconcile(
             published = sum(one.rows for one in ends)
             told.progress(rows=published)
             with views.kept_trace(spark, place, topics=names, window=window, lake=lake) as rows:
-                is_cut = _trace_is_cut(spark, place, window, lake)
+                is_cut = is_read_cut(
+                    place, views.TRACE_TOPIC, lake=lake, since_ms=window.since_ms
+                )  # fmt: skip
                 bounds = {one.topic: (one.low, one.high) for one in ends}
-                judged = judge(messages, rows, pairs, bounds=bounds, trust_cursor=is_cut)
+                buried = _buried(place, pairs, bounds) if is_cut else []
+                judged = judge(
+                    messages, rows, pairs, bounds=bounds, trust_cursor=is_cut, buried=buried
+                )  # fmt: skip
                 with _kept(judged) as kept:
                     found = _summarise(kept, ends, slow_ms=slow_ms)
         if is_cut:
@@ -177,7 +196,25 @@ def _pairs_of(group: GroupDescription, topics: set[str]) -> list[Pair]:
     if group.mode == "broadcast":
         return []
     shares = [share for share in group.topics if share.topic in topics]
-    return [Pair(share.topic, group.group, share.cursor) for share in shares]
+    return [Pair(share.topic, group.group, share.cursor, share.dead) for share in shares]
+
+
+def _buried(place: Place, pairs: Sequence[Pair], bounds: views.Bounds) -> list[Buried]:
+    """Return the dead letters that groups have now: of these the trace may tell no more."""
+    found: list[Buried] = []
+    with open_client(place, name="spark-reconcile") as mq:
+        for pair in pairs:
+            low, high = bounds.get(pair.topic, (0, 0))
+            if not pair.dead or low >= high:
+                continue
+            for letter in mq.dead_letters(pair.group, topic=pair.topic):
+                if low <= letter.offset < high:
+                    found.append(Buried(pair.topic, pair.group, letter.offset, letter.cause))
+                if len(found) > BURIED_MAX:
+                    raise InvalidRequest(
+                        f"more than {BURIED_MAX:,} dead letters are too many: choose some groups"
+                    )
+    return found
 
 
 # --- what Spark computes -------------------------------------------------------------------------
@@ -225,6 +262,7 @@ def judge(
     *,
     bounds: views.Bounds,
     trust_cursor: bool = False,
+    buried: Sequence[Buried] = (),
 ) -> DataFrame:
     """Return one row for each message and group that has to do with it, with its verdict.
 
@@ -232,19 +270,27 @@ def judge(
     at_ms, member, cause, failures, repeats, and took_ms from the publish to the ack.
     """
     spark = messages.sparkSession
-    known = spark.createDataFrame(list(pairs), "topic STRING, `group` STRING, cursor BIGINT")
+    known = spark.createDataFrame(
+        [pair[:3] for pair in pairs], "topic STRING, `group` STRING, cursor BIGINT"
+    )
     keys = ["topic", "group"]
     due = messages.join(F.broadcast(known), "topic").join(
         F.broadcast(views.marks(rows)), keys, "left"
     )
     told = due.join(views.outcomes(rows, bounds=bounds), [*keys, "offset"], "left")
+    verdict = F.when(F.col("state").isNotNull(), F.col("state"))
+    if buried:
+        letters = spark.createDataFrame(
+            list(buried), "topic STRING, `group` STRING, offset BIGINT, buried_cause STRING"
+        )
+        told = told.join(letters, [*keys, "offset"], "left")
+        told = told.withColumn("cause", F.coalesce("cause", "buried_cause"))
+        verdict = verdict.when(F.col("buried_cause").isNotNull(), "dead")
     # Of what nothing is told only the start of the group and its last reset decide.
     passed = F.expr("offset < try_element_at(resets, -1).offset")
-    verdict = (
-        F.when(F.col("state").isNotNull(), F.col("state"))
-        .when(F.expr("offset < start") & F.coalesce(passed, F.lit(True)), "before")
-        .when(passed, "settled")
-    )
+    verdict = verdict.when(
+        F.expr("offset < start") & F.coalesce(passed, F.lit(True)), "before"
+    ).when(passed, "settled")
     if trust_cursor:
         verdict = verdict.when(F.expr("offset < cursor"), "settled")
     judged = told.withColumn("verdict", verdict.otherwise("missing")).where("verdict <> 'before'")
@@ -268,7 +314,7 @@ def _summarise(judged: DataFrame, ends: Sequence[_End], *, slow_ms: int) -> Repo
     timed = judged.groupBy("topic", "group").agg(
         F.expr("approx_percentile(took_ms, array(0.5, 0.95, 0.99), 10000)").alias("took"),
         F.sum(F.expr(f"CAST(took_ms > {slow_ms} AS INT)")).alias("slow"),
-        F.sum("repeats").alias("repeated"),
+        F.sum(F.expr("CAST(repeats > 0 AS INT)")).alias("repeated"),
     )
     lists = _lists(judged, slow_ms=slow_ms)
     return Report(
@@ -347,18 +393,6 @@ def _found(row: Row) -> Found:
         what="" if row["verdict"] == row["did"] else row["did"] or "",
         member=row["member"] or "", cause=row["cause"] or "", took_ms=row["took_ms"],
     )  # fmt: skip
-
-
-def _trace_is_cut(spark: SparkSession, place: Place, window: Stretch, lake: str | None) -> bool:
-    """Tell whether outcomes of this window may have been taken away by retention."""
-    with open_client(place, name="spark-reconcile") as mq:
-        if not mq.has_topic(views.TRACE_TOPIC) or not mq.topic(views.TRACE_TOPIC).first_offset:
-            return False
-    rows = views.trace_frame(spark, place, window=window, lake=lake)
-    first = rows.agg(F.min("seq").alias("seq"), F.min_by("at_ms", "seq").alias("at_ms")).first()
-    if first is None or first["seq"] is None:
-        return True
-    return bool(first["seq"] > 0 and first["at_ms"] > (window.since_ms or 0))
 
 
 # --- what comes of it ----------------------------------------------------------------------------

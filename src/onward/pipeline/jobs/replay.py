@@ -32,7 +32,7 @@ from onward.pipeline.expressions import matching
 from onward.pipeline.lake_read import Bound, read
 from onward.pipeline.offsets import Range, parts_of, ranges_of_frame
 from onward.pipeline.place import Place, open_client
-from onward.pipeline.plans import Book, Piece, Plan
+from onward.pipeline.plans import Book, Piece, Plan, check_run_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 FROM_HEADER = "onward-replayed-from"
 KEPT = ("key", "body", "tag", "trace_id", "priority", "tenant")
 
-RUN_ID_CHARACTERS_MAX = 128
 PIECE_S = 5
 """With a rate, rows are written in pieces that are worth so many seconds."""
 _BUCKETS_MAX = 10_000
@@ -135,8 +134,7 @@ def _check(
             raise InvalidRequest("run_id is for a replay to a topic: a group gets it each time")
     if rate is not None and not 0 < rate < 1e9:
         raise InvalidRequest(f"a rate is more than 0 messages per second, not {rate:g}")
-    if run_id is not None and not 1 <= len(run_id) <= RUN_ID_CHARACTERS_MAX:
-        raise InvalidRequest(f"a run id has 1 to {RUN_ID_CHARACTERS_MAX} characters")
+    check_run_id(run_id)
 
 
 # --- to a topic -----------------------------------------------------------------------------------
@@ -157,15 +155,18 @@ def _to_topic(
         book = Book(mq, run_id)
         wanted = Plan(topic=source.topic, to_topic=to_topic, where=source.where)
         plan = book.decide(wanted, lambda: _pieces(source, rate=rate))
-        written = book.written()
+        before = book.written()
         for piece in plan.pieces:
-            if piece not in written:
+            if piece not in before:
                 pace.wait()
+            # Another try may be at work as well.
+            if piece not in book.written():
                 rows = _write(source, to_topic, piece, write_id=book.write_id(piece))
                 book.note(piece, rows=rows)
                 pace.rows += rows
             run.progress(rows=pace.rows, lag=plan.pieces[-1][1] - piece[1])
-    return Replayed(pace.rows + sum(written.values()), run_id=run_id)
+        rows = sum(book.written().values())
+    return Replayed(rows, run_id=run_id)
 
 
 def _pieces(source: _Source, *, rate: float | None) -> list[Piece]:

@@ -32,6 +32,7 @@ from onward.pipeline import runs
 from onward.pipeline.append import append
 from onward.pipeline.expressions import column, first_sentence, quietly, type_of
 from onward.pipeline.place import Place, open_client
+from onward.pipeline.plans import check_run_id
 from onward.settings import ScheduleSettings
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "map", "array", "variant")
 _UNIQUE_CHARACTERS_MAX = 512
+_FAR_MS = 253_402_300_799_999
 _SYSTEM = "@"
 _NO_DRIVER = "no suitable driver"
 
@@ -76,7 +78,8 @@ def schedule(
     """Load messages that wait; without `topic` the source has a column of that name."""
     if topic is not None:
         check_topic_name(topic)
-    with runs.using(run, place, job="schedule", topic=topic, source=source) as run:
+    check_run_id(run_id)
+    with runs.using(run, place, job="schedule", topic=topic, source=_shown(source)) as run:
         given = _load(spark, source, format, options or {})
         rows = _rows(given, topic=topic, at=at, body=body, key=key, unique=unique)
         found = _check(rows, place, has_unique=unique is not None)
@@ -105,7 +108,7 @@ def _load(spark: SparkSession, source: str, kind: str, options: Mapping[str, str
 
 
 def _loaded(load: Any, source: str) -> DataFrame:
-    shown = source.partition("?")[0] if source.startswith("jdbc:") else source
+    shown = _shown(source)
     try:
         with quietly():
             frame: DataFrame = load()
@@ -118,6 +121,11 @@ def _loaded(load: Any, source: str) -> DataFrame:
             words = "there is no driver for it, name its jar (--jar, or spark.jars)"
         raise InvalidRequest(f"{shown!r} cannot be read: {words}") from None
     return frame
+
+
+def _shown(source: str) -> str:
+    """Return a source as it may be shown: what follows the ? of a database can be a secret."""
+    return source.partition("?")[0] if source.startswith("jdbc:") else source
 
 
 def _rows(
@@ -139,7 +147,9 @@ def _rows(
 def _time(given: DataFrame, made: Column, text: str) -> Column:
     kind = type_of(given, made)
     if kind in _WHOLE:
-        return sql.timestamp_millis(made)
+        # What is too much for a timestamp is too far ahead, or long past: said below, not by Java.
+        within = sql.least(sql.greatest(made, sql.lit(0)), sql.lit(_FAR_MS))
+        return sql.timestamp_millis(sql.when(made.isNotNull(), within))
     if kind in ("string", "date", "timestamp", "timestamp_ntz"):
         return made.try_cast("timestamp")
     raise InvalidRequest(

@@ -80,7 +80,9 @@ def stats(
         with open_client(place, name="spark-stats") as mq:
             names = choose_topics((one.topic for one in mq.topics()), topics)
         messages = _messages(spark, place, names, window, lake)
-        with views.kept_trace(spark, place, topics=names, window=window, lake=lake) as trace:
+        with views.kept_trace(
+            spark, place, topics=names, window=window, lake=lake, with_copies=False
+        ) as trace:
             within = trace.where(_is_within("at_ms", window))
             rows = [*_collect(published(messages)), *_collect(settled(messages, within))]
         found = _stats(sorted(rows, key=lambda row: (row.minute, row.topic, row.group or "")))

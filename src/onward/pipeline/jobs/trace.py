@@ -15,7 +15,7 @@ A copy of a group has the steps of its source up to the copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -71,16 +71,27 @@ def trace(
         raise AlreadyExists(f"{out!r} exists already: life lines are written to a new folder")
     with runs.using(run, place, job="trace", topics=list(topics)) as told:
         with open_client(place, name="spark-lines") as mq:
-            names = choose_topics((one.topic for one in mq.topics()), [*topics, *wanted])
+            known = {one.topic: one.created_at_ms for one in mq.topics()}
+            names = choose_topics(known, [*topics, *wanted])
             if groups:
                 groups = choose_groups((one.group for one in mq.groups()), groups)
         messages = _messages(spark, place, names, window, lake, wanted)
         with views.kept_trace(spark, place, topics=names, window=window, lake=lake) as kept:
             rows = kept.where(F.col("group").isin(*groups)) if groups else kept
+            rows = since_birth(rows, {name: known[name] for name in names})
             traced = _written(life_lines(messages, rows, bounds=_bounds(wanted)), out)
         told.progress(rows=traced.rows)
         told.result(rows=traced.rows, out=out)
         return traced
+
+
+def since_birth(rows: DataFrame, born_at_ms: Mapping[str, int]) -> DataFrame:
+    """Return the rows of topics as they are now: one that was created again had another life."""
+    known = rows.sparkSession.createDataFrame(
+        list(born_at_ms.items()), "topic STRING, born_at_ms BIGINT"
+    )
+    alive = rows.join(F.broadcast(known), "topic").where("at_ms >= born_at_ms")
+    return alive.select(*rows.columns)
 
 
 def _written(frame: DataFrame, out: str | None) -> Traced:
