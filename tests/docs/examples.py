@@ -28,7 +28,7 @@ import onward
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-COMMAND_S_MAX = 30
+COMMAND_S_MAX = 180
 
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^\s*print\(.*\)  # (.+)$")

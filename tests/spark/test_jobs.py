@@ -79,7 +79,8 @@ def test_a_run_that_is_repeated_stores_nothing_again(
     first = replay(spark, place=place, topic=orders, to_topic=again, run_id=f"r-{orders}")
     mq.publish(orders, "came later")
     second = replay(spark, place=place, topic=orders, to_topic=again, run_id=f"r-{orders}")
-    assert first == second == Replayed(10, run_id=f"r-{orders}")
+    assert first == Replayed(10, run_id=f"r-{orders}")
+    assert second == first._replace(is_repeat=True)
     assert bodies(mq, again) == [f"m{number}" for number in range(10)]
     with pytest.raises(Conflict, match="take another run id"):
         replay(spark, place=place, topic=orders, to_topic="elsewhere", run_id=f"r-{orders}")
@@ -168,12 +169,13 @@ def test_a_source_becomes_messages_that_wait_for_their_time(
     spark: SparkSession, place: Place, mq: onward.SyncClient, topic: str, tmp_path: Path, kind: str
 ):
     path = source_of(spark, tmp_path, kind)
-    for _ in range(2):  # A repeat under the same id stores nothing again.
+    for is_repeat in (False, True):  # A repeat under the same id stores nothing again.
         done = schedule(
             spark, place=place, source=path, format=kind, topic=topic, at="due",
             body="struct(id, text)", key="concat('user-', id)", unique=f"concat('{topic}-', id)",
             run_id=f"load-{topic}",
         )  # fmt: skip
+        assert done.is_repeat == is_repeat
     assert (done.rows, done.overdue) == (4, 0)
     assert (done.first_due, done.last_due) == (NEXT_YEAR, NEXT_YEAR + timedelta(minutes=3))
     waiting = list(mq.list_scheduled(topic=topic))
@@ -214,12 +216,12 @@ def test_a_source_with_wrong_rows_loads_nothing_and_says_how_many_are_wrong(
             schedule(spark, place=place, **{**given, **options})
 
     soon = "timestamp_millis(0)"
-    refused("2 of 3 rows have no time")
+    refused("2 of 3 rows have no time: .*; the first has at 'soon', body None, u 'x'; nothing is")
     refused("3 of 3 rows are due more than 3653d ahead", at="timestamp '2099-01-01'")
     refused("3 of 3 rows are due more than 3653d ahead", at="9223372036854775807L")
     refused("3 of 3 rows have no time", at="CAST(NULL AS BIGINT)")
     refused("a run id has 1 to 128 characters", at=soon, run_id="")
-    refused("1 of 3 rows have no body", at=soon)
+    refused("1 of 3 rows have no body: 'body' gives null; the first has at 'soon'", at=soon)
     refused("1 of 3 rows have a unique key that is none", at=soon, body="'b'", unique="u")
     refused("1 unique keys stand .* 'x'", at=soon, body="'b'", unique="nullif(u, '')")
     refused("a time is a timestamp", at="array(1)")
@@ -356,17 +358,21 @@ def test_the_past_of_a_lake_is_replayed_from_the_command_line(
     code, out, _ = onward_pipeline("archive", orders, "--lake", str(lake), "--group", orders)
     assert (code, out.splitlines()[-1].partition(",")[0]) == (0, "archived 10 messages in 1 file")
     mq.publish(orders, "live", key="odd")
-    code, out, _ = onward_pipeline(
+    again = (
         "replay", orders, "--lake", str(lake), "--to-topic", f"{orders}-again", "--where",
-        "key = 'odd'", "--json",
+        "key = 'odd'", "--run-id", f"r-{orders}",
     )  # fmt: skip
+    code, out, _ = onward_pipeline(*again, "--json")
     assert (code, json.loads(out)["rows"]) == (0, 6)
+    code, out, _ = onward_pipeline(*again)
+    said = f"run 'r-{orders}' was done already: nothing was stored again"
+    assert (code, out.splitlines()[-1]) == (0, said)
     assert bodies(mq, f"{orders}-again") == ["m1", "m3", "m5", "m7", "m9", "live"]
     code, out, _ = onward_pipeline("runs", "--job", "replay", "--limit", "1", "--json")
     assert json.loads(out)["about"]["topic"] == orders
 
 
-def test_reconcile_ends_with_1_and_a_report_when_something_is_missing(
+def test_reconcile_ends_with_6_and_a_report_when_something_is_missing(
     onward_pipeline: Callable[..., tuple[int, str, str]],
     mq: onward.SyncClient,
     orders: str,
@@ -377,8 +383,12 @@ def test_reconcile_ends_with_1_and_a_report_when_something_is_missing(
     code, out, _ = onward_pipeline(
         "reconcile", orders, "--group", f"group-{orders}", "--report", str(report), "--json"
     )  # fmt: skip
-    assert (code, json.loads(out)["missing"]) == (1, 10)
+    found = json.loads(out)
+    assert (code, found["missing"], found["unchecked"]) == (6, 10, 0)
     assert report.read_text().startswith("<!doctype html>")
+    _, out, _ = onward_pipeline("runs", "--job", "reconcile", "--limit", "1", "--json")
+    result = json.loads(out)["result"]
+    assert (result["is_settled"], result["missing"], result["unchecked"]) == (False, 10, 0)
 
 
 def test_what_is_wrong_with_a_query_is_one_line(

@@ -19,6 +19,8 @@ from onward.pipeline import views
 from onward.pipeline.jobs.reconcile import Buried, Pair, judge, reconcile
 from onward.pipeline.jobs.stats import published, settled, stats
 from onward.pipeline.jobs.trace import life_lines, since_birth, trace
+from onward.pipeline.lake import open_lake
+from onward.pipeline.lake_state import Gap
 from onward.pipeline.place import Place, open_client
 
 OFFSETS = 40
@@ -288,6 +290,18 @@ def test_a_reconciliation_tells_what_is_settled_and_writes_its_page(
     assert [one.offset for one in found.report.missing] == list(range(10))
     assert [one.cause for one in found.report.dead] == ["no <such> order"]
     assert "no &lt;such&gt; order" in page.read_text(encoding="utf-8")
+
+
+def test_nothing_is_proven_while_messages_of_the_window_are_gone_unchecked(
+    spark: SparkSession, place: Place, topic: str, lived: str, lake: Path
+):
+    # As an archive leaves it that came after retention.
+    open_lake(lake, create=True).commit(gaps=[Gap(topic, 0, 5)])
+    found = reconcile(spark, place=place, topics=[topic], groups=[lived], lake=str(lake))
+    assert (found.published, found.due, found.settled, found.unchecked) == (5, 5, 5, 5)
+    assert not found.is_settled
+    assert found.report is not None
+    assert any("(offsets 0 to 4)" in note for note in found.report.notes)
 
 
 def test_a_question_about_what_does_not_exist_is_refused_by_name(

@@ -296,8 +296,13 @@ def test_bodies_of_a_frame_become_columns(
     ]  # fmt: skip
     kept = typed(frame, "id BIGINT", bad="keep").where("bad_body is not null")
     assert [row.bad_body for row in kept.orderBy("offset").collect()] == ["bad", '{"id": "x"}']
-    with pytest.raises(PySparkException, match="a body is not JSON of the schema: bad"):
+    with sentence(InvalidRequest, "body of message 1 is not JSON of the schema: 'bad'"):
         typed(frame.where("offset < 2"), "id BIGINT", bad="fail").collect()
+    with sentence(InvalidRequest, "a body is not JSON of the schema: 'bad'"):
+        typed(frame.where("offset < 2").select("body"), "id BIGINT", bad="fail").collect()
+    whole = read_topic(spark, topic, place=place).where("offset < 2")
+    with sentence(InvalidRequest, f"body of message {topic}/1 is not JSON of the schema: 'bad'"):
+        typed(whole, "id BIGINT", bad="fail").collect()
 
 
 # --- mishaps ---------------------------------------------------------------------------------
@@ -312,6 +317,9 @@ def test_a_missing_topic_is_one_sentence(spark: SparkSession, place: Place, topi
 
 def test_a_wrong_option_is_one_sentence(spark: SparkSession, place: Place):
     with sentence(InvalidRequest, "did you mean 'startingOffsets'?"):
+        spark.read.format("onward").options(topic="orders", startOffsets="latest").load()
+    # Python has it as it was written, and asks nobody.
+    with pytest.raises(InvalidRequest, match="no option 'start_offsets'; .* 'starting_offsets'"):
         read_topic(spark, "orders", place=place, start_offsets="latest")
 
 

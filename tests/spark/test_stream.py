@@ -296,6 +296,15 @@ def test_a_checkpoint_of_another_query_is_refused(
     other = make(topic=topic, group=f"g-{topic}")
     with pytest.raises(OffsetOutOfRange, match=f"{foreign}: it is at offset 9"):
         other.latestOffset({topic: 9}, ReadAllAvailable())
+    with pytest.raises(OffsetOutOfRange, match=f"{foreign}: it is at offset 9"):
+        other.partitions({topic: 1}, {topic: 9})
+    with pytest.raises(InvalidRequest, match=f"{foreign}: it has topic 'other'"):
+        other.commit({"other": 3})
+    other.prepareForTriggerAvailableNow()
+    # Who is refused leaves no group behind.
+    with pytest.raises(UnknownGroup):
+        mq.group(f"g-{topic}")
+    assert planned(other, {topic: 1}, {topic: 5}) == [(topic, 1, 5)]
     assert mq.group(f"g-{topic}").backlog == 5
 
 
@@ -386,14 +395,24 @@ def test_a_query_that_cannot_go_on_says_why_in_one_sentence(
     options = {"place": place, "columns": ["offset"]}
     run(read_stream(spark, topic, **options), f"good-{topic}", tmp_path)
     mq.publish(f"{topic}.other", "x")
+    refused = read_stream(spark, f"{topic}.other", group=f"g-{topic}", **options)
     with pytest.raises(StreamingQueryException) as caught:
-        run(read_stream(spark, f"{topic}.other", **options), f"other-{topic}", tmp_path)
+        run(refused, f"other-{topic}", tmp_path)
     found = plain(caught.value)
+    with pytest.raises(UnknownGroup):
+        mq.group(f"g-{topic}")
     assert isinstance(found, InvalidRequest)
     assert f"of another query, topic or broker: it has topic '{topic}'" in str(found)
     with pytest.raises(PySparkException) as missing:
         run(read_stream(spark, "nobody-knows", **options), f"none-{topic}", tmp_path / "none")
     assert isinstance(plain(missing.value), UnknownTopic)
+    # Neither had a batch, and both are told of.
+    sentences = {f"other-{topic}": str(found), f"none-{topic}": "topic 'nobody-knows' does not"}
+    for name, sentence in sentences.items():
+        until(lambda name=name: bool(told(mq, name)))
+        (line,) = told(mq, name)
+        assert (line.job, line.state) == ("stream", "failed")
+        assert line.error.startswith(sentence)
 
 
 def test_a_continuous_query_follows_its_topic_until_it_is_stopped(

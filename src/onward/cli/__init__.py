@@ -62,6 +62,7 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     OUTCOME_UNKNOWN = 4
     CORRUPTION = 5
+    UNSETTLED = 6
     DISK_FAILED = 74
     INTERRUPTED = 130
 

@@ -77,8 +77,9 @@ def _reconcile(spark: SparkSession, place: Place, report: Path, check: Check) ->
     found = reconcile(spark, place=place, topics=["invoices"], report=str(report))
     check(
         found.is_settled and report.stat().st_size > 1_000,
-        f"reconciled invoices: {found.published} published, {found.settled} of {found.due} "
-        f"settled, {found.missing} missing, {found.repeated} repeated; the report is one HTML page",
+        f"reconciled invoices: {found.published} published, all of them settled by "
+        f"{len(found.lines)} groups, {found.missing} missing, {found.repeated} repeated; "
+        f"its report is one HTML page",
     )
 
 

@@ -7,14 +7,16 @@ calls it with `spark`, a Start. Nothing of Spark is imported before a command be
         from onward.pipeline.jobs.archive import archive
         done = archive(work.session, place=work.place, lake=lake, run=work.run)
 
-The bar on stderr shows what the job tells its run. Spark's pages of error become our one sentence.
+The bar on stderr shows what the job tells its run. Spark's pages of error become our one sentence,
+and what can be seen to be wrong without Spark is said before it starts. Ctrl-C and SIGTERM end a
+job with one line (pipeline_stop.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -24,7 +26,9 @@ import click
 
 from onward.cli.output import is_terminal, printable
 from onward.cli.params import DURATION, INSTANT, PAIR, refuse_at_once
+from onward.cli.pipeline_stop import Stop
 from onward.client.address import parse_addresses
+from onward.client.finding import parse_id
 from onward.errors import InvalidRequest, NotConnected, NotInstalled, OnwardError
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ class Work(NamedTuple):
     """A SparkSession: only the pipeline knows pyspark."""
     place: Place
     run: Run
+    stop: Stop
+    """Whether somebody wants it to end, for a job that is asked to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,32 +61,54 @@ class Start:
     master: str | None
     memory: str
     config: Mapping[str, str]
+    is_debug: bool = False
+    """Whether all that Spark says is to be seen."""
 
     @contextmanager
     def job(
-        self, name: str, *, needs_broker: bool = True, is_own: bool = True, **about: Any
+        self,
+        name: str,
+        *,
+        needs_broker: bool = True,
+        is_own: bool = True,
+        check: Callable[[], object] | None = None,
+        is_asked_to_end: bool = False,
+        **about: Any,
     ) -> Iterator[Work]:
         """Start Spark and run a job in this block; with `is_own` its errors are told in one line.
 
-        A broker that is not there is noticed before Spark starts, which takes a while.
+        Spark takes a while to start. What is wrong without it is noticed before: a broker that is
+        not there, a topic or a lake that does not exist, what `check` raises. With
+        `is_asked_to_end` the first ctrl-C only makes `work.stop()` true.
         """
-        with _in_one_line(is_own=is_own), ExitStack() as stack:
+        stop = Stop()
+        with stop.in_one_line(), _in_one_line(is_own=is_own), ExitStack() as stack:
             is_there = self._is_there(needs_broker=needs_broker)
-            watch = stack.enter_context(_bar(name))
             from onward.pipeline.place import Place
             from onward.pipeline.runs import Run, running
-            from onward.pipeline.sessions import session
 
             place = Place(self.address, self.token, f"{self.timeout_ms}ms")
-            spark = session(
-                self.master, place=place, name=f"onward {name}", config=dict(self.config),
-                memory=self.memory,
-            )  # fmt: skip
+            if check is not None:
+                check()
+            check_named(place if is_there else None, name, about)
+            watch = stack.enter_context(_bar(name))
+            spark = self._session(place, name, is_quiet=is_own and not self.is_debug)
+            stop.listen(is_gentle=is_asked_to_end)
             if is_there:
                 run = stack.enter_context(running(place, job=name, watch=watch, **about))
             else:
                 run = Run(job=name, say=lambda _: None, watch=watch)
-            yield Work(spark, place, run)
+            yield Work(spark, place, run, stop)
+
+    def _session(self, place: Place, name: str, *, is_quiet: bool) -> Any:
+        from onward.pipeline.quiet import kept_quiet
+        from onward.pipeline.sessions import session
+
+        with kept_quiet() if is_quiet else nullcontext():
+            return session(
+                self.master, place=place, name=f"onward {name}", config=dict(self.config),
+                memory=self.memory,
+            )  # fmt: skip
 
     def with_config(self, **config: str) -> Start:
         """Return a start with more options of Spark, with underscores for dots."""
@@ -112,9 +140,11 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
         conf: Sequence[tuple[str, str]], **options: Any,
     ) -> object:  # fmt: skip
         _check_address(address)
+        for one in options.get("ids") or ():
+            parse_id(one)
         start = Start(
             address=address, token=token, timeout_ms=timeout_ms, master=master, memory=memory,
-            config=dict(conf),
+            config=dict(conf), is_debug=_is_debug(),
         )  # fmt: skip
         return command(spark=start, **options)
 
@@ -230,6 +260,35 @@ def _plain(value: object) -> object:
     return value
 
 
+def check_named(place: Place | None, job: str, about: Mapping[str, Any]) -> None:
+    """Raise when the lake or a topic that a job is about does not exist; no Spark is needed."""
+    from onward.pipeline.lake import check_lake, open_lake
+    from onward.pipeline.place import open_client
+    from onward.pipeline.window import choose_topics
+
+    held: set[str] = set()
+    if about.get("lake") is not None:
+        if job == "archive":
+            check_lake(about["lake"])
+        else:
+            state = open_lake(about["lake"]).state()
+            held = {*state.files, *state.gaps}
+    wanted = list(about.get("topics") or ())
+    if job == "replay":
+        wanted.append(about["topic"])
+    # A topic of the past may be in the lake only; system topics are not in the list.
+    open_ones = [one for one in wanted if one not in held and not one.startswith("@")]
+    if place is None or job == "compact" or not open_ones:
+        return
+    with open_client(place, name="onward-cli") as mq:
+        choose_topics({*held, *(one.topic for one in mq.topics())}, open_ones)
+
+
+def _is_debug() -> bool:
+    found = click.get_current_context().find_root().obj
+    return isinstance(found, dict) and bool(found.get("debug"))
+
+
 def _check_address(address: str) -> None:
     try:
         places = parse_addresses(address)
@@ -248,7 +307,8 @@ def _in_one_line(*, is_own: bool) -> Iterator[None]:
     """Turn what Spark says into the sentence at the bottom of it."""
     try:
         yield
-    except OnwardError:
+    except OnwardError as error:
+        _tell_heard(error)
         raise
     except ModuleNotFoundError as error:
         if not is_own or str(error.name).partition(".")[0] not in _NOT_OURS:
@@ -264,7 +324,18 @@ def _in_one_line(*, is_own: bool) -> Iterator[None]:
         found = plain(error) or _wrong_query(error)
         if found is None:
             raise
+        _tell_heard(found)
         raise found from error
+
+
+def _tell_heard(error: OnwardError) -> None:
+    """Show what Java said last, where our sentence speaks of it."""
+    if "is on stderr" not in str(error):
+        return
+    from onward.pipeline.quiet import heard
+
+    for line in heard():
+        click.echo(printable(line), err=True)
 
 
 def _wrong_query(error: Exception) -> InvalidRequest | None:

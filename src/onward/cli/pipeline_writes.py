@@ -84,10 +84,18 @@ def replay(
     if as_json:
         print_json(record_of(done) | {"dry_run": dry_run})
         return
+    if done.is_repeat:
+        print_line(_done_already(done.run_id))
+        return
     said = "would be replayed" if dry_run else "replayed"
-    print_line(f"{counted(done.rows, 'message')} {said} to {to_topic or to_group}")
+    to = f"topic {to_topic!r}" if to_topic else f"group {to_group!r}"
+    print_line(f"{counted(done.rows, 'message')} {said} to {to}")
     if done.gone:
-        print_line(f"{counted(done.gone, 'message')} are no longer in the log of {topic}")
+        print_line(f"{counted(done.gone, 'message')} are no longer in the log of {topic!r}")
+
+
+def _done_already(run_id: str) -> str:
+    return f"run {run_id!r} was done already: nothing was stored again"
 
 
 @click.command()
@@ -146,6 +154,9 @@ def schedule(
     record = record_of(done)
     if as_json:
         print_json(record | {"dry_run": dry_run})
+        return
+    if done.is_repeat:
+        print_line(_done_already(done.run_id))
         return
     said = "would be scheduled" if dry_run else "scheduled"
     when = f", from {record['first_due']} to {record['last_due']}" if done.rows else ""

@@ -39,7 +39,13 @@ def command(
     """
     if as_json and as_csv:
         raise click.UsageError("rows are printed as --json or as --csv, not as both")
-    with spark.job("sql", query=query[:1_000], lake=lake) as work:
+
+    def check() -> None:
+        from onward.pipeline.queries import checked
+
+        checked(query)
+
+    with spark.job("sql", check=check, query=query[:1_000], lake=lake) as work:
         from onward.pipeline.queries import sql
 
         frame = sql(work.session, query, place=work.place, lake=lake)

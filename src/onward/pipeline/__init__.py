@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onward.pipeline.bodies import typed
+    from onward.pipeline.failure import plain
     from onward.pipeline.lake_read import read
     from onward.pipeline.place import Place, place_of
     from onward.pipeline.progress import catch_up
@@ -28,6 +29,7 @@ __all__ = [
     "Place",
     "catch_up",
     "place_of",
+    "plain",
     "read",
     "read_stream",
     "read_topic",
@@ -40,6 +42,7 @@ _PLACES = {
     "Place": "place",
     "catch_up": "progress",
     "place_of": "place",
+    "plain": "failure",
     "read": "lake_read",
     "read_stream": "stream",
     "read_topic": "source",

@@ -23,7 +23,7 @@ import pyarrow.json as pj
 from onward.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 BAD = "bad_body"
 _SHOWN_BYTES = 60
@@ -48,7 +48,7 @@ def typed(
     rows = frame.withColumn("_fields", parsed)
     broken = fn.col(f"_fields.{BAD}")
     if bad == "fail":
-        said = fn.concat(fn.lit("a body is not JSON of the schema: "), fn.substring(text, 1, 60))
+        said = _complaint(frame, text)
         good = fn.when(broken.isNotNull(), fn.raise_error(said)).otherwise(fn.col("_fields"))
     else:
         # Spark reads as much of a bad body as it can: half a message is worse than none.
@@ -57,6 +57,23 @@ def typed(
     rows = rows.withColumns({"_good": good.dropFields(BAD), "_broken": broken})
     kept = [fn.col("_broken").alias(BAD)] if bad == "keep" else []
     return rows.select(*others, "_good.*", *kept)
+
+
+def _complaint(frame: DataFrame, text: Column) -> Column:
+    """Return what Spark is to say of a bad body: a line by which `plain` knows it as ours."""
+    from pyspark.sql import functions as fn
+
+    head, place = "a body", [fn.lit("")]
+    if "offset" in frame.columns:
+        head, place = "body of message ", [fn.col("offset").cast("string")]
+        if "topic" in frame.columns:
+            place = [fn.col("topic"), fn.lit("/"), *place]
+    shown = fn.translate(fn.substring(text, 1, _SHOWN_BYTES), "\r\n", "  ")
+    ours = f"{InvalidRequest.__module__}.{InvalidRequest.__name__}: {head}"
+    return fn.concat(
+        fn.lit(ours), *[fn.coalesce(one, fn.lit("?")) for one in place],
+        fn.lit(" is not JSON of the schema: '"), shown, fn.lit("'\n"),
+    )  # fmt: skip
 
 
 class BodyColumns:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from onward.pipeline.brief import brief
 from onward.pipeline.options import source_options
 from onward.pipeline.schema import message_schema
 
@@ -40,6 +41,7 @@ class OnwardSource(DataSource):
         """Return the word for `format`."""
         return "onward"
 
+    @brief
     def schema(self) -> StructType | str:
         """Return the columns that will be read: as text where Spark must parse a part of it."""
         options = source_options(self.options)
@@ -49,24 +51,28 @@ class OnwardSource(DataSource):
         columns = [f"`{column.name}` {column.dataType.simpleString()}" for column in messages]
         return ", ".join([*columns, options.body_schema])
 
+    @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of what topics hold now."""
         from onward.pipeline.source import BatchReader
 
         return BatchReader(source_options(self.options), schema)
 
+    @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader of what topics hold and will hold."""
         from onward.pipeline.stream import StreamReader
 
         return StreamReader(source_options(self.options), schema)
 
+    @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer of one batch."""
         from onward.pipeline.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @brief
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:

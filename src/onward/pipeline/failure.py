@@ -40,6 +40,15 @@ def plain(error: BaseException) -> OnwardError | None:
     return None
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether an error is ctrl-C, or what came of it while a job was left.
+
+    >>> is_interrupt(KeyboardInterrupt()), is_interrupt(ValueError("no"))
+    (True, False)
+    """
+    return any(isinstance(one, KeyboardInterrupt) for one in _chain(error))
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what it was raised from."""
     current: BaseException | None = error

@@ -21,6 +21,9 @@ from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
 
 LINES_MAX = 500
 """Pairs of topic and group that a page shows; its numbers count all."""
+BAR_WIDE_MAX = 79
+FEW = 6
+"""So many bars need only a narrow chart, which a phone shows whole."""
 
 
 def render(report: Report) -> str:
@@ -46,7 +49,13 @@ def render(report: Report) -> str:
 def _top(report: Report) -> str:
     total = report.verdicts
     open_count = total.total - total.settled
-    if not total.total:
+    if report.unchecked and not open_count:
+        mood, sentence = "bad", "Not proven"
+        said = (
+            f"{_n(report.unchecked)} messages were gone before they could be looked at; "
+            f"the {_n(total.total)} deliveries that could be checked are settled."
+        )
+    elif not total.total:
         mood, sentence = "calm", "Nothing to settle"
         said = "No group had to do with a message that was published in this window."
     elif report.is_settled:
@@ -55,6 +64,8 @@ def _top(report: Report) -> str:
     else:
         mood, sentence = "bad", f"{_n(open_count)} not settled"
         said = f"Of {_n(total.total)} deliveries that were due, {_n(total.settled)} are settled."
+        if report.unchecked:
+            said += f" {_n(report.unchecked)} messages were gone before they could be looked at."
     since = "the beginning" if report.since_ms is None else _time(report.since_ms)
     return (
         f"<header class={mood}><p class=eyebrow>Reconciliation</p><h1>{sentence}</h1>"
@@ -74,6 +85,7 @@ def _tiles(report: Report) -> str:
         ("Dead", total.dead, "bad" if total.dead else "", "given up"),
         ("Slow", slow, "warn" if slow else "", f"over {_span(report.slow_ms)}"),
         ("Repeated", repeated, "bad" if repeated else "", "acked twice"),
+        ("Unchecked", report.unchecked, "bad" if report.unchecked else "", "gone unseen"),
     )
     cells = "".join(
         f"<div class='tile {mood}'><span>{name}</span><b>{_n(count)}</b>"
@@ -129,18 +141,20 @@ _EACH = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"
 def _over_time(report: Report) -> str:
     if not report.bars:
         return ""
-    width, height, left, bottom = 1_000, 260, 56, 26
     first_ms = report.bars[0].at_ms
     count = (report.bars[-1].at_ms - first_ms) // report.bar_ms + 1
+    width, height, left, bottom = 560 if count <= FEW else 1_000, 260, 56, 26
     top = _nice(max(bar.verdicts.total for bar in report.bars))
-    step = (width - left) / max(count, 12)
+    step = min((width - left) / count, BAR_WIDE_MAX)
+    # A few bars stand together in the middle, not at an edge of an empty chart.
+    begin = left + (width - left - count * step) / 2
     scale = (height - bottom - 10) / top
     parts = [_grid(top, width, height - bottom, left, scale)]
     for bar in report.bars:
-        x = left + (bar.at_ms - first_ms) // report.bar_ms * step
+        x = begin + (bar.at_ms - first_ms) // report.bar_ms * step
         parts.append(_stack(bar, x, step, height - bottom, scale))
     for place in _few(count):
-        x = left + (place + 0.5) * step
+        x = begin + (place + 0.5) * step
         label = _clock(first_ms + place * report.bar_ms, report.bar_ms)
         parts.append(f"<text x={x:.1f} y={height - 6} text-anchor=middle>{label}</text>")
     each = _EACH.get(report.bar_ms) or _span(report.bar_ms)
@@ -240,8 +254,10 @@ def _dots(line: GroupLine, top: int) -> str:
         for n in range(int(math.log10(top)) + 1)
     )
     span = places["p99"] - places["p50"]
+    # From the widest to the smallest: where they meet, each is a ring around the next.
     dots = "".join(
-        f"<i class='dot dot-{name}' style='left:{x:.1f}%'></i>" for name, x in places.items()
+        f"<i class='dot dot-{name}' style='left:{places[name]:.1f}%'></i>"
+        for name in ("p99", "p95", "p50")
     )
     rail = f"<i class=rail style='left:{places['p50']:.1f}%;width:{span:.1f}%'></i>"
     return f"<div class=dots>{decades}{rail}{dots}</div>"
@@ -253,8 +269,9 @@ def _figure(title: str, said: str, drawing: str, legend: str) -> str:
 
 
 def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
+    size = "wide" if width >= 1_000 else "narrow"
     return (
-        f"<div class=wide><svg viewBox='0 0 {width} {height}' role=img aria-label='{title}'>"
+        f"<div class={size}><svg viewBox='0 0 {width} {height}' role=img aria-label='{title}'>"
         f"{''.join(parts)}</svg></div>"
     )
 
@@ -280,7 +297,8 @@ def _group_table(report: Report) -> str:
         (line.topic, line.group, line.verdicts.total, *line.verdicts, line.slow, line.repeated)
         for line in _shown(report)
     ]
-    return f"<section><h2>Numbers</h2>{_table(head, rows)}</section>\n"
+    hint = "<p class='said hint'>There is more to the right: move the table sideways.</p>"
+    return f"<section><h2>Numbers</h2>{hint}{_table(head, rows)}</section>\n"
 
 
 def _lists(report: Report) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
@@ -117,7 +117,14 @@ def spark_options(options: Mapping[str, object]) -> dict[str, str]:
 
     >>> spark_options({"starting_offsets": {"orders": 7}, "min_partitions": 4, "lake": None})
     {'startingOffsets': '{"orders": 7}', 'minPartitions': '4'}
+    >>> spark_options({"min_parts": 4})
+    Traceback (most recent call last):
+    onward.errors.InvalidRequest: there is no option 'min_parts'; did you mean 'min_partitions'?
     """
+    for name in options:
+        # Spark would hand the name on in lower case: here it is still as it was written.
+        if _camel(name).lower() not in _BY_LOWER:
+            raise InvalidRequest(_unknown(name, _snake))
     return {
         _camel(name): _text(value) for name, value in options.items() if value is not None
     }  # fmt: skip
@@ -126,6 +133,10 @@ def spark_options(options: Mapping[str, object]) -> dict[str, str]:
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
+
+
+def _snake(name: str) -> str:
+    return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
 
 
 def _text(value: object) -> str:
@@ -155,9 +166,10 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def _unknown(name: str) -> str:
-    close = get_close_matches(name.lower(), _BY_LOWER, n=1, cutoff=0.5)
-    hint = f"did you mean {_BY_LOWER[close[0]]!r}?" if close else _listed(OPTION_NAMES)
+def _unknown(name: str, spelled: Callable[[str], str] = str) -> str:
+    close = get_close_matches(_camel(name).lower(), _BY_LOWER, n=1, cutoff=0.5)
+    known = [spelled(one) for one in OPTION_NAMES]
+    hint = f"did you mean {spelled(_BY_LOWER[close[0]])!r}?" if close else _listed(known)
     return f"there is no option {name!r}; {hint}"
 
 

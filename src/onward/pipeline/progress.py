@@ -1,7 +1,8 @@
 """How far streams are, told to the broker: lag is seen there like any consumer's.
 
     listen(spark)        once per session: after every batch the query's group is advanced, and a
-                         line goes to '@pipeline'
+                         line goes to '@pipeline'; one that fails before its first batch has
+                         a line too, when the session knows its broker
     catch_up(query)      when a query has ended: returns once its last batch counts too
 
 A query holds its group and advances it itself whenever it plans its next batch; the listener does
@@ -24,6 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from onward.clock import SystemClock
 from onward.errors import Conflict, OnwardError, UnknownTopic
+from onward.pipeline.failure import plain
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.runs import TOPIC, JobRun, encode
 
@@ -48,8 +50,10 @@ FREE_S = 5.0
 """How long a group may stay held after its query has ended: its process needs a moment to go."""
 _PATIENCE = "5s"
 _TOPICS_SHOWN = 50
+_ERROR_CHARACTERS_MAX = 500
+_OURS = "onward.errors."
 _log = logging.getLogger("onward.pipeline")
-_listening: set[str] = set()
+_listeners: dict[str, ProgressListener] = {}
 
 
 def positions(offset: Mapping[str, int | str]) -> dict[str, int]:
@@ -69,12 +73,17 @@ def advance(mq: SyncClient, group: str, to: Mapping[str, int]) -> None:
                 mq.advance_group(group, topic, to=offset, member=MEMBER)
 
 
-def listen(spark: SparkSession) -> None:
-    """Tell the broker of every batch of this session's streams that have a group."""
+def listen(spark: SparkSession, place: Place | None = None) -> None:
+    """Tell the broker of every batch of this session's streams that have a group.
+
+    `place` is for those that fail before it is seen whose they are; else the session's counts.
+    """
     application = spark.sparkContext.applicationId
-    if application not in _listening:
-        _listening.add(application)
-        spark.streams.addListener(ProgressListener(_token(spark)))
+    if application not in _listeners:
+        _listeners[application] = ProgressListener(_token(spark), servers=_servers(spark))
+        spark.streams.addListener(_listeners[application])
+    if place is not None:
+        _listeners[application].servers = place.servers
 
 
 def catch_up(query: StreamingQuery, *, token: str | None = None) -> None:
@@ -130,13 +139,16 @@ def advance_when_free(mq: SyncClient, reached: Reached) -> None:
 class ProgressListener(StreamingQueryListener):
     """Hears of every batch, in the driver, one event after another."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, *, servers: str | None = None) -> None:
+        self.servers = servers
         self._token = token
+        self._started: dict[str, JobRun] = {}
         self._clients: dict[str, SyncClient] = {}
         self._queries: dict[str, tuple[list[Reached], JobRun]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """A query has begun; which group it has is seen after its first batch."""
+        self._started[str(event.runId)] = _first_line(event)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """A query had nothing to do."""
@@ -156,10 +168,14 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """A query is over: its group is free, and its last batch counts too."""
+        started = self._started.pop(str(event.runId), None)
         found, line = self._queries.pop(str(event.runId), ([], None))
         for reached in found:
             assert line is not None, "a query that has reached something has said so"
             self._tell(reached, _last_line(line, event.exception))
+        # Queries of other systems are heard of as well: only by our own error one is ours.
+        if not found and started is not None and _OURS in (event.exception or ""):
+            self._tell_failed(_last_line(started, event.exception))
         if not self._queries:
             self._close()
 
@@ -177,6 +193,15 @@ class ProgressListener(StreamingQueryListener):
             _log.warning("the progress of group %r was not told: %s", reached.group, error)
             self._drop(reached.servers)
 
+    def _tell_failed(self, line: JobRun) -> None:
+        if self.servers is None:
+            return
+        try:
+            self._client(self.servers).publish_soon(TOPIC, encode(line), key=line.run).result()
+        except Exception as error:  # noqa: BLE001 - it has failed already, for a reason of its own
+            _log.warning("the failure of a query was not told: %s", error)
+            self._drop(self.servers)
+
     def _client(self, servers: str) -> SyncClient:
         if servers not in self._clients:
             made = open_client(Place(servers, self._token, _PATIENCE), name="spark-progress")
@@ -193,6 +218,18 @@ class ProgressListener(StreamingQueryListener):
         while self._clients:
             with suppress(OnwardError):
                 self._clients.popitem()[1].close()
+
+
+def _first_line(event: QueryStartedEvent) -> JobRun:
+    now_ms = SystemClock().now_ms()
+    return JobRun(
+        run=str(event.runId)[:12],
+        job="stream",
+        state="running",
+        started_at_ms=now_ms,
+        at_ms=now_ms,
+        about={"query": event.name or str(event.id)},
+    )
 
 
 def _line(progress: StreamingQueryProgress, found: Sequence[Reached], was: JobRun | None) -> JobRun:
@@ -225,7 +262,8 @@ def _last_line(line: JobRun, error: str | None) -> JobRun:
     now_ms = SystemClock().now_ms()
     if error is None:
         return msgspec.structs.replace(line, state="done", at_ms=now_ms)
-    return msgspec.structs.replace(line, state="failed", at_ms=now_ms, error=error[-500:])
+    sentence = plain(RuntimeError(error)) or error[-_ERROR_CHARACTERS_MAX:]
+    return msgspec.structs.replace(line, state="failed", at_ms=now_ms, error=str(sentence))
 
 
 def _parsed(text: str | None) -> dict[str, int | str]:
@@ -234,6 +272,10 @@ def _parsed(text: str | None) -> dict[str, int | str]:
         if isinstance(found, dict):
             return found
     return {}
+
+
+def _servers(spark: SparkSession) -> str | None:
+    return spark.conf.get("spark.onward.servers", None) or os.environ.get("ONWARD_ADDRESS")
 
 
 def _token(spark: SparkSession) -> str | None:

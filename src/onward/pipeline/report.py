@@ -64,6 +64,19 @@ class Found(NamedTuple):
     took_ms: int | None = None
 
 
+class Gone(NamedTuple):
+    """Messages [first, end) that were removed before anybody held them against the groups."""
+
+    topic: str
+    first: int
+    end: int
+
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return self.end - self.first
+
+
 class Report(NamedTuple):
     """Everything that the page shows."""
 
@@ -81,6 +94,7 @@ class Report(NamedTuple):
     dead: Sequence[Found] = ()
     slow: Sequence[Found] = ()
     repeated: Sequence[Found] = ()
+    gone: Sequence[Gone] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -99,10 +113,15 @@ class Report(NamedTuple):
         return sum(line.repeated for line in self.lines)
 
     @property
+    def unchecked(self) -> int:
+        """How many messages may be of the window and could not be looked at."""
+        return sum(gone.messages for gone in self.gone)
+
+    @property
     def is_settled(self) -> bool:
-        """Tell whether every message is done with in every group."""
+        """Tell whether every message was looked at, and is done with in every group."""
         total = self.verdicts
-        return total.settled == total.total
+        return total.settled == total.total and not self.unchecked
 
 
 def add_all(verdicts: Iterable[Verdicts]) -> Verdicts:

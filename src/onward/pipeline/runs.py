@@ -1,17 +1,20 @@
 """Runs of jobs: what they say of themselves while they work, for everybody to see.
 
-    running(...) ──▶ "running"  ──▶ "running", more rows ──▶ "done" with a result, or "failed"
+    running(...) ──▶ "running"  ──▶ "running", more rows ──▶ "done" with a result, "failed",
+                                                             or "stopped" by ctrl-C
 
 Each line is one message of the topic '@pipeline', the whole state of its run: the newest one
 counts. So a reader needs no beginning; `last_runs` looks from the end backwards.
 
-    - A run speaks over a connection of its own, at most once a second.
+    - A run speaks over a connection of its own, at most once a second and at least every ten:
+      one that says that it runs, and has been silent for a minute, is lost.
     - It never fails its job: a broker that is away, or says no, is one warning in the log.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +25,7 @@ import msgspec
 from onward.client.sync import SyncClient
 from onward.clock import Clock, SystemClock
 from onward.errors import OnwardError, OutcomeUnknown, Unavailable
-from onward.pipeline.failure import plain
+from onward.pipeline.failure import is_interrupt, plain
 from onward.pipeline.place import Place, open_client
 
 if TYPE_CHECKING:
@@ -31,10 +34,17 @@ if TYPE_CHECKING:
     from onward.client.receipt import Receipt
 
 TOPIC = "@pipeline"
+STREAM = "stream"
+"""The job of a query of a user's own."""
 PATIENCE = "5s"
 """How long a run waits for its broker before it falls silent."""
 
-State = Literal["running", "done", "failed"]
+BEAT_S = 10.0
+"""How often a run says that it is still there."""
+LOST_MS = 60_000
+"""How long a run that runs may be silent."""
+
+State = Literal["running", "done", "failed", "stopped"]
 Scalar = str | int | float | bool | None
 
 _log = logging.getLogger("onward.pipeline")
@@ -75,6 +85,16 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def took_ms(self) -> int:
         """How long it has run, as far as it has said."""
         return max(0, self.at_ms - self.started_at_ms)
+
+    def is_lost(self, *, now_ms: int) -> bool:
+        """Whether it should have been heard of since: whoever ran it is gone.
+
+        >>> JobRun(run="7f", job="archive", state="running", at_ms=1_000).is_lost(now_ms=90_000)
+        True
+        """
+        # A stream that has nothing to do says nothing.
+        speaks = self.state == "running" and self.job != STREAM
+        return speaks and now_ms - self.at_ms > LOST_MS
 
 
 def encode(run: JobRun) -> bytes:
@@ -124,6 +144,7 @@ class Run:
         self._say = say
         self._watch = watch
         self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
         self._began_ms = self._said_ms = self._clock.monotonic_ms()
         now_ms = self._clock.now_ms()
         self.state = JobRun(
@@ -138,27 +159,39 @@ class Run:
         self, *, rows: int | None = None, lag: int | None = None, files: int | None = None
     ) -> None:
         """Tell how far the job is: all rows so far, what is left, the files so far."""
-        self._change(rows=rows, lag=lag, files=files)
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._said_ms >= _SAY_EVERY_MS:
-            self._said_ms = now_ms
-            self._say(self.state)
+        with self._lock:
+            self._change(rows=rows, lag=lag, files=files)
+            self._perhaps_say()
+
+    def beat(self) -> None:
+        """Say that it is still there, as far as it was; nothing after its end."""
+        with self._lock:
+            if self.state.state == "running":
+                self.state = msgspec.structs.replace(self.state, at_ms=self._clock.now_ms())
+                self._perhaps_say()
 
     def result(self, **fields: object) -> None:
         """Tell what came of it; values that are neither text nor number are written as text."""
         plain = {name: _plain(value) for name, value in fields.items()}
-        kept = dict(list((self.state.result | plain).items())[:_RESULT_FIELDS_MAX])
-        self.state = msgspec.structs.replace(self.state, result=kept)
+        with self._lock:
+            kept = dict(list((self.state.result | plain).items())[:_RESULT_FIELDS_MAX])
+            self.state = msgspec.structs.replace(self.state, result=kept)
 
     def end(self, error: BaseException | None = None) -> None:
         """Say the last word. `running` does so by itself."""
-        self._change()
-        state: State = "done" if error is None else "failed"
-        text = "" if error is None else (str(error) or type(error).__name__)
-        self.state = msgspec.structs.replace(
-            self.state, state=state, error=text[:_ERROR_CHARACTERS_MAX]
-        )
-        self._say(self.state)
+        state, text = _ending(error)
+        with self._lock:
+            self._change()
+            self.state = msgspec.structs.replace(
+                self.state, state=state, error=text[:_ERROR_CHARACTERS_MAX]
+            )
+            self._say(self.state)
+
+    def _perhaps_say(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._said_ms >= _SAY_EVERY_MS:
+            self._said_ms = now_ms
+            self._say(self.state)
 
     def _change(
         self, *, rows: int | None = None, lag: int | None = None, files: int | None = None
@@ -194,11 +227,40 @@ def running(
     with _Voice(place) as voice:
         run = Run(job=job, say=voice.say, watch=watch, about=about)
         try:
-            yield run
+            with _beating(run):
+                yield run
         except BaseException as error:
-            run.end(plain(error) or error)
+            run.end(error)
             raise
         run.end()
+
+
+@contextmanager
+def _beating(run: Run) -> Iterator[None]:
+    """Let a run be heard of while the block works, however long it is busy with one thing."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(BEAT_S):
+            run.beat()
+
+    thread = threading.Thread(target=beat, name="onward-run", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _ending(error: BaseException | None) -> tuple[State, str]:
+    """Return how a run ended, and what went wrong."""
+    if error is None:
+        return "done", ""
+    if is_interrupt(error):
+        return "stopped", ""
+    said = plain(error) or error
+    return "failed", str(said) or type(said).__name__
 
 
 @contextmanager

@@ -18,8 +18,10 @@ import os
 import re
 import socket
 import sys
+import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING
 from onward.errors import Conflict, InvalidRequest, NotInstalled, OnwardError, Unavailable
 from onward.pipeline.java import find_java
 from onward.pipeline.place import Place
+from onward.pipeline.quiet import is_quiet, listening
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +40,7 @@ LOOPBACK = ("127.", "localhost", "[::1]")
 MEMORY_LEAST_MB = 512
 REACH_S_MAX = 10.0
 END_S_MAX = 60.0
+STOP_S_MAX = 15.0
 
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
 OPTIONS = {
@@ -109,6 +113,40 @@ def end_java() -> None:
     gateway.proc.stdin.close()  # The end of its stdin is its end.
     gateway.proc.wait(END_S_MAX)
     SparkContext._gateway = SparkContext._jvm = None
+
+
+def stop_soon() -> threading.Thread:
+    """Begin to stop Spark and to end its Java, whatever they do; return the thread that does it.
+
+    Not in the thread of a job: its connection to Java waits for an answer already.
+    """
+    stopping = threading.Thread(target=_stop_or_kill, name="onward-stop", daemon=True)
+    stopping.start()
+    return stopping
+
+
+def _stop_or_kill() -> None:
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+
+    java = getattr(SparkContext._gateway, "proc", None)
+    asking = threading.Thread(target=_stop, name="onward-stop-java", daemon=True)
+    asking.start()
+    asking.join(STOP_S_MAX)
+    if asking.is_alive() and java is not None:
+        java.kill()
+
+
+def _stop() -> None:
+    from pyspark import SparkContext
+
+    # What fails here ends with this program, a moment later; pyspark warns of what we want.
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if (context := SparkContext._active_spark_context) is not None:
+            context.stop()
+        end_java()
 
 
 def is_local(master: str) -> bool:
@@ -255,11 +293,26 @@ def _start(master: str, *, name: str, options: Mapping[str, str]) -> "SparkSessi
     for key, value in options.items():
         builder = builder.config(key, value)
     try:
+        if is_quiet():
+            _launch({"spark.master": master, "spark.app.name": name, **options})
         return builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         why = _why_not(master, error)  # Asks Java: before it ends.
         end_java()
         raise why from None
+
+
+def _launch(options: Mapping[str, str]) -> None:
+    """Start Java as Spark would, but for its stderr, which is a pipe of ours."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf()
+    for key, value in options.items():
+        conf.set(key, value)
+    with listening() as pipe:
+        gateway = launch_gateway(conf, popen_kwargs={"stderr": pipe})  # type: ignore[no-untyped-call]
+    SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
 
 
 def _why_not(master: str, error: Exception) -> OnwardError:

@@ -40,6 +40,7 @@ from onward.message.batch import decode_batch, join_columns
 from onward.message.columns import ABSENT, Column, pack_numbers
 from onward.message.names import check_topic_name
 from onward.pipeline import ledger, staging
+from onward.pipeline.brief import brief
 from onward.pipeline.place import Place, open_client, place_of
 from onward.pipeline.schema import arrow_schema, unknown_column
 from onward.settings import ScheduleSettings
@@ -213,9 +214,19 @@ def _encoded(
     from onward.pipeline.columns import encode_messages
 
     for batch in batches:
+        _check_nulls(batch, topic)
         _check_times(batch, place)
         for rows in _each_key_once(batch):
             yield [_replacing(piece) for piece in encode_messages(rows, topic=topic)]
+
+
+def _check_nulls(rows: pa.RecordBatch, topic: str | None) -> None:
+    """Refuse rows without a body or a topic; other tasks and batches may have more of them."""
+    for name in ("body",) if topic else ("body", "topic"):
+        count = rows.column(name).null_count if name in rows.schema.names else 0
+        if count:
+            counted = f"{count} row{'s' if count > 1 else ''}"
+            raise InvalidRequest(f"column {name!r} is null in at least {counted}")
 
 
 def _check_times(rows: pa.RecordBatch, place: Place) -> None:
@@ -319,10 +330,12 @@ class BatchSink(DataSourceArrowWriter):
         self._options = options
         self._query = query
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage the rows of one task."""
         return _write(self._options, self._query, iterator, partition=_task().partitionId())
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what all tasks have staged."""
         shares = _shares(messages).get(self._query, [])
@@ -334,6 +347,7 @@ class BatchSink(DataSourceArrowWriter):
             durability=self._options.durability, is_once=is_once,
         )  # fmt: skip
 
+    @brief
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Forget what was staged for nothing."""
         for query, shares in _shares(messages).items():
@@ -347,14 +361,17 @@ class RowSink(DataSourceWriter):
         self._sink = sink
         self._schema = schema
 
+    @brief
     def write(self, iterator: Iterator[Row]) -> Written:
         """Stage the rows of one task."""
         return self._sink.write(_in_columns(iterator, self._schema))
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what all tasks have staged."""
         self._sink.commit(messages)
 
+    @brief
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Forget what was staged for nothing."""
         self._sink.abort(messages)
@@ -366,6 +383,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage the rows of one task."""
         query_id = _task().getLocalProperty("sql.streaming.queryId")
@@ -373,6 +391,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query = ledger.query_name("query", query_id)
         return _write(self._options, query, iterator, partition=_task().partitionId())
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Publish what all tasks have staged; a batch that was published before is not again."""
         for query, shares in _shares(messages).items():
@@ -381,6 +400,7 @@ class StreamSink(DataSourceStreamArrowWriter):
                 durability=self._options.durability,
             )  # fmt: skip
 
+    @brief
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Forget what was staged for nothing."""
         for query, shares in _shares(messages).items():

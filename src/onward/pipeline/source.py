@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from onward.errors import InvalidRequest
 from onward.pipeline.bounds import offset_at, offsets_of, topics_now
+from onward.pipeline.brief import brief
 from onward.pipeline.filters import AdaptivePush, Narrowing
 from onward.pipeline.options import Bound, SourceOptions, spark_options
 from onward.pipeline.place import Place, open_client
@@ -82,12 +83,14 @@ class BatchReader(DataSourceReader):
         self._push = AdaptivePush(foreign=body_columns(schema, options))
         self.pushFilters = self._push  # type: ignore[method-assign]  # see there
 
+    @brief
     def partitions(self) -> list[InputPartition]:
         """Return the work of each task."""
         with open_client(self._options.place) as mq:
             stretches = plan(mq, self._options, self._push.narrowing)
         return partitions_of(self._options, stretches)
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Give the rows of one task. Spark makes one without a value when there is no work."""
         batches = read_stretches(self._options, self._schema, partition.value or ())

@@ -7,9 +7,10 @@ A stream's offset is JSON with sorted keys, {"@group": "g", "@servers": "...", "
 below is done. It is compared as text, so an idle stream returns what it was given.
 
     - With a group the first offset lies on the broker, so a restart in the first batch begins
-      where it began, and the group is held: one query at a time. A query that was cut off while
-      another took its group ends when it plans its next batch. Without a group only a start that
-      does not move is taken.
+      where it began, and the group is held: one query at a time. It is made when the
+      checkpoint was looked at: a query that is refused leaves nothing behind. A query that was cut
+      off while another took its group ends when it plans its next batch. Without a group only a
+      start that does not move is taken.
     - Asking for news is a long poll: an idle query costs a few requests a second.
     - A topic that is new (of a pattern, or in the option) first appears in the offset at its
       beginning, and is read from there in the next batch.
@@ -54,6 +55,7 @@ from onward.pipeline.bounds import (
     offsets_of,
     topics_now,
 )
+from onward.pipeline.brief import brief
 from onward.pipeline.options import Bound, SourceOptions
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from onward.client.topics import TopicEnd
 
 POLL_S = 0.5
-HOLD_S = 10.0
+HOLD_S = 3.0
 """How long to wait for a group: the process of a query that has just ended may still have it."""
 SAMPLE_BYTES = 64 << 10
 
@@ -90,7 +92,7 @@ def read_stream(
     The options are those of the source, written `group="totals"`, `starting_offsets="latest"`,
     `max_rows_per_trigger=100_000`.
     """
-    listen(spark)
+    listen(spark, place)
     given = source_spellings(topic, place, columns, options)
     return spark.readStream.format("onward").options(**given).load()
 
@@ -110,14 +112,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._advanced: dict[str, int] = {}
         self._consumed: set[str] = set()
         self._is_checked = False
+        self._has_group = False
 
     # --- offsets -----------------------------------------------------------------------------
 
+    @brief
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return where the first batch begins; Spark asks more than once."""
         if self._initial is None:
             mq, options = self._mq(), self._options
             ends = topics_now(mq, options)
+            self._take(mq)
             self._join(mq, ends)
             if options.group is not None:
                 first = cursors_of(mq, options.group, ends)
@@ -127,11 +132,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = self._offset(first)
         return self._initial
 
+    @brief
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end: what is published from now on is for the next run."""
-        mq = self._mq()
-        self._target = topics_now(mq, self._options)
-        self._join(mq, self._target)
+        self._target = topics_now(self._mq(), self._options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return how much one batch takes."""
@@ -141,20 +145,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_per_trigger)
         return ReadAllAvailable()
 
+    @brief
     def latestOffset(  # noqa: N802
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
         """Return where the next batch ends: `start` itself when there is nothing new."""
         mq = self._mq()
-        if self._options.group is not None:
-            # It may be another's by now: the connection was lost, or the group made anew.
-            mq.hold_group(self._options.group, holder=_holder(), member=MEMBER)
         start = self.initialOffset() if start is None else start
         first = positions(start)
         self._check_named(first)
         if not self._is_checked:
-            # Before anything is told to the group, by a checkpoint that may be another's.
+            # Before there is a group or it is told anything: the checkpoint may be another's.
             self._check_ends(first, topics_now(mq, self._options))
+        self._keep(mq)
+        if not self._is_checked:
             self._check_consumed(mq, first)
             self._is_checked = True
         self._advance(mq, first)
@@ -179,6 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- batches -----------------------------------------------------------------------------
 
+    @brief
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the work of each task for one batch."""
         mq, first, stop = self._mq(), positions(start), positions(end)
@@ -194,39 +199,53 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._ends_to_read(mq, [stretch.topic for stretch in stretches])
         stretches = [stretch for stretch in stretches if stretch.topic in ends]
         self._check_ends({topic: at for topic, _, at in stretches}, ends)
+        self._take(mq)
         kept = [known_losses(self._options, one, ends[one.topic].first_offset) for one in stretches]
         return partitions_of(self._options, [stretch for some in kept for stretch in some])
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Give the rows of one task; runs in a worker, in a copy of this reader."""
         return read_stretches(self._options, self._schema, partition.value or ())
 
+    @brief
     def commit(self, end: Offset) -> None:
         """Advance the group; Spark calls this when the next batch is planned."""
-        self._advance(self._mq(), positions(end))
+        mq, reached = self._mq(), positions(end)
+        self._check_named(reached)
+        self._take(mq)
+        self._advance(mq, reached)
 
     def stop(self) -> None:
         """Close the connection, which frees the group."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
+            self._has_group = False
             connected.close(drain=False)
 
     # --- the group ---------------------------------------------------------------------------
 
     def _mq(self) -> SyncClient:
-        """Return the connection of this query; with a group it holds it."""
+        """Return the connection of this query."""
         if self._connected is None:
             mq = open_client(self._options.place, name="spark-stream")
             mq.open()
-            try:
-                if self._options.group is not None:
-                    self._consumed = ensure_group(mq, self._options, self._options.group)
-                    _hold(mq, self._options.group)
-            except BaseException:
-                mq.close(drain=False)
-                raise
             self._connected = mq
         return self._connected
+
+    def _take(self, mq: SyncClient) -> None:
+        """Hold the group, a new one if there is none; by then the checkpoint was looked at."""
+        if self._options.group is not None and not self._has_group:
+            self._consumed = ensure_group(mq, self._options, self._options.group)
+            _hold(mq, self._options.group)
+            self._has_group = True
+
+    def _keep(self, mq: SyncClient) -> None:
+        """Hold the group, also when it was another's in between."""
+        if self._options.group is not None and self._has_group:
+            # The connection was lost perhaps, or the group made anew.
+            mq.hold_group(self._options.group, holder=_holder(), member=MEMBER)
+        self._take(mq)
 
     def _join(self, mq: SyncClient, topics: Iterable[str]) -> None:
         """Let the group consume these topics too."""
@@ -248,6 +267,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the topics end; wait a while when none has more than is known."""
         if self._target is not None:
             self._ends = self._target
+            self._join(mq, self._target)
             return self._target
         named = matching(mq, self._options)
         if not named:

@@ -1,9 +1,12 @@
 """`onward pipeline` where no Spark is needed: pages of help, wrong usage, no broker, runs."""
 
 import json
+import logging
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +15,18 @@ from typing import NamedTuple
 import click
 import pytest
 
-from onward.cli.pipeline import command
-from onward.cli.pipeline_frame import record_of
+from onward import connect_sync
+from onward.cli.pipeline import _print_runs, command
+from onward.cli.pipeline_frame import check_named, record_of
+from onward.cli.pipeline_stop import Stop
 from onward.cli.pipeline_writes import _format_of, _without_password
+from onward.errors import UnknownTopic
+from onward.pipeline import sessions
+from onward.pipeline.lake import open_lake
+from onward.pipeline.lake_state import Gap
 from onward.pipeline.place import Place
-from onward.pipeline.runs import running
+from onward.pipeline.quiet import heard, listening
+from onward.pipeline.runs import TOPIC, JobRun, encode, running
 
 from .conftest import PROGRAM, bare_environ
 
@@ -118,11 +128,125 @@ def test_runs_are_listed_with_what_they_did(onward: Onward, address: str):
     assert failed.split()[1:3] == [b"stats", b"failed"]
     assert b"\\x1b[31mred" in failed
     cells = done.split()
-    assert (cells[1:3], cells[5], cells[7:]) == ([b"archive", b"done"], b"1000", [b"7", b"2", b"-"])
+    assert (cells[1:3], cells[5:7]) == ([b"archive", b"done"], [b"s", b"1,000"])
+    assert cells[8:] == [b"7", b"2", b"-"]
     line = json.loads(onward("pipeline", "runs", "--job", "archive", "--json").stdout)
     assert (line["rows"], line["result"], line["about"]) == (
         1_000, {"files": 2}, {"topics": ["orders"]},
     )  # fmt: skip
+
+
+def test_a_run_that_died_one_that_was_stopped_and_one_that_proved_nothing_are_told_apart(
+    onward: Onward, address: str
+):
+    silent = JobRun(run="silent", job="replay", state="running", started_at_ms=1, at_ms=2)
+    with connect_sync(address) as mq:
+        mq.create_topic(TOPIC, exist_ok=True)
+        mq.publish(TOPIC, encode(silent))
+    with pytest.raises(KeyboardInterrupt), running(Place(address), job="replay"):
+        raise KeyboardInterrupt
+    stopped, lost = onward("pipeline", "runs", "--job", "replay").stdout.splitlines()[1:]
+    assert (stopped.split()[2], lost.split()[2]) == (b"stopped", b"lost")
+    lines = onward("pipeline", "runs", "--job", "replay", "--json").stdout.splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["stopped", "lost"]
+    with running(Place(address), job="reconcile") as run:
+        run.result(is_settled=False)
+    assert b"  not settled  " in onward("pipeline", "runs", "--job", "reconcile").stdout
+
+
+def test_numbers_of_runs_stand_to_the_right_with_separators(capsys: pytest.CaptureFixture[str]):
+    more = dict.fromkeys(("run", "job", "state", "started", "took", "error"), "-")
+    _print_runs(
+        [
+            {**more, "rows": 1_234_567, "rows/s": 9, "lag": None, "files": 1_000},
+            {**more, "rows": 7, "rows/s": 12_345, "lag": 0, "files": None},
+        ]
+    )
+    assert [line[32:] for line in capsys.readouterr().out.splitlines()] == [
+        "     ROWS  ROWS/S  LAG  FILES  ERROR",
+        "1,234,567       9    -  1,000  -",
+        "        7  12,345    0      -  -",
+    ]
+    _print_runs([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sql", "drop table messages"], b"a query only asks"),
+        (["sql", "select 1", "--lake", "nowhere"], b"there is no lake at "),
+        (["pipeline", "read", "nothere"], b"topic 'nothere' does not exist"),
+        (["pipeline", "stats", "not*"], b"topic 'not*' does not exist"),
+        (["pipeline", "archive", "nothere", "--lake", "lake"], b"topic 'nothere' does not exist"),
+        (["pipeline", "archive", "--lake", "stdin"], b"is not a folder"),
+        (["pipeline", "compact", "--lake", "nowhere"], b"there is no lake at "),
+        (["pipeline", "replay", "nothere", "--to-topic", "a"], b"topic 'nothere' does not exist"),
+        (["pipeline", "trace", "--id", "bla"], b"'bla' is no id of a message"),
+    ],
+)
+def test_a_mistake_is_told_before_spark_starts(
+    onward: Onward, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: bytes
+):
+    monkeypatch.setattr(sessions, "session", None)  # Whoever calls it fails.
+    done = onward(*arguments)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+    assert words in done.stderr
+
+
+def test_a_topic_that_only_the_lake_has_is_no_mistake(address: str, tmp_path: Path):
+    lake = str(tmp_path / "lake")
+    open_lake(lake, create=True).commit(gaps=[Gap("old", 0, 5)])
+    check_named(Place(address), "read", {"topics": ["old", "@schedule"], "lake": lake})
+    with pytest.raises(UnknownTopic):
+        check_named(Place(address), "read", {"topics": ["old"]})
+
+
+def test_the_page_of_help_has_whole_sentences(onward: Onward):
+    assert b"..." not in onward("pipeline", "--help").stdout.partition(b"Commands:")[2]
+
+
+def test_a_signal_leaves_a_job_with_one_line(capsys: pytest.CaptureFixture[str]):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with pytest.raises(click.exceptions.Exit) as leaving, Stop().in_one_line():
+            signal.raise_signal(number)
+        assert leaving.value.exit_code == 130
+        assert capsys.readouterr().err == "stopped; run it again to go on\n"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert logging.root.isEnabledFor(logging.CRITICAL)
+
+
+def test_a_job_that_follows_is_asked_first_and_left_by_the_second_signal():
+    stop = Stop()
+    asked: list[bool] = []
+
+    def follow() -> None:
+        stop.listen(is_gentle=True)
+        for _ in range(2):
+            asked.append(stop())
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(click.exceptions.Exit), stop.in_one_line():
+        follow()
+    assert asked == [False, True]
+
+
+def test_what_fails_without_a_signal_is_as_it_was():
+    with pytest.raises(ValueError, match="no"), Stop().in_one_line():
+        raise ValueError("no")
+
+
+def test_the_last_lines_of_a_pipe_are_kept():
+    with listening() as pipe:
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys\nfor n in range(300): print(n, file=sys.stderr)"],
+            stderr=pipe, timeout=60,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + 60
+    while heard()[-1:] != ["299"] and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert done.returncode == 0
+    assert heard() == [str(number) for number in range(100, 300)]
 
 
 def test_the_name_of_a_source_says_its_format():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from onward.pipeline.html import LINES_MAX, render
-from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
+from onward.pipeline.report import Bar, Found, Gone, GroupLine, Report, Verdicts
 
 EVIL = "<script>alert('x')</script>\"'&"
 
@@ -28,6 +28,19 @@ def test_a_page_says_in_one_sentence_that_all_is_settled():
 def test_a_page_says_how_many_are_not_settled():
     lines = [GroupLine("orders", "billing", Verdicts(acked=7, dead=1, missing=2))]
     assert "<h1>3 not settled</h1>" in render(report(lines=lines))
+
+
+def test_a_page_claims_no_proof_when_messages_were_gone_unseen():
+    lost = [Gone("orders", 0, 650_000)]
+    page = render(report(gone=lost))
+    assert "<h1>Not proven</h1>" in page
+    assert "650,000 messages were gone before they could be looked at" in page
+    assert "<div class='tile bad'><span>Unchecked</span><b>650,000</b>" in page
+    assert "<h1>Not proven</h1>" in render(report(gone=lost, lines=(), bars=(), published=0))
+    lines = [GroupLine("orders", "billing", Verdicts(acked=7, missing=2))]
+    page = render(report(gone=lost, lines=lines))
+    assert "<h1>2 not settled</h1>" in page
+    assert "650,000 messages were gone before they could be looked at" in page
 
 
 def test_a_page_without_any_message_is_still_a_page():
@@ -79,6 +92,26 @@ def test_bars_stand_where_their_time_is():
     found = re.findall(r"<rect class=k-acked x=([\d.]+)", render(report(bars=bars, lines=())))
     first, second, last = map(float, found)
     assert (last - first) / (second - first) == pytest.approx(10, rel=0.01)
+
+
+def test_a_single_bar_is_not_wide_and_stands_in_the_middle():
+    page = render(report(lines=()))
+    box = re.search(r"viewBox='0 0 (\d+) 260'", page)
+    bar = re.search(r"<rect class=k-acked x=([\d.]+) y=[\d.]+ width=([\d.]+)", page)
+    assert box is not None
+    assert bar is not None
+    wide, x, width = int(box[1]), float(bar[1]), float(bar[2])
+    assert width < wide / 5
+    assert x + width / 2 == pytest.approx((56 + wide) / 2, abs=1)
+
+
+def test_the_smaller_dot_of_a_percentile_lies_on_the_larger():
+    line = GroupLine("orders", "billing", Verdicts(acked=1), p50_ms=7, p95_ms=7, p99_ms=7)
+    dots = re.findall(
+        r"<i class='dot dot-(p\d+)' style='left:([\d.]+)%'>", render(report(lines=[line]))
+    )
+    assert [name for name, _ in dots] == ["p99", "p95", "p50"]
+    assert len({place for _, place in dots}) == 1
 
 
 def test_a_page_of_very_many_groups_shows_those_in_need_and_counts_all():

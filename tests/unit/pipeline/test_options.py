@@ -108,6 +108,16 @@ def test_a_topic_that_cannot_be_is_refused():
         source_options({"topic": "a/b"})
 
 
+def test_an_argument_that_does_not_exist_is_named_as_it_was_written():
+    with pytest.raises(InvalidRequest) as caught:
+        spark_options({"topic": "orders", "startOffset": 7})
+    assert str(caught.value) == (
+        "there is no option 'startOffset'; did you mean 'starting_offsets'?"
+    )
+    with pytest.raises(InvalidRequest, match="no option 'zzz'; there are: servers, .* bad_bodies"):
+        spark_options({"zzz": None})
+
+
 def test_arguments_of_python_become_options_of_spark():
     snake = {"topic_pattern": "x.*", "fail_on_data_loss": False, "columns": ["offset", "key"]}
     assert spark_options(snake) == {

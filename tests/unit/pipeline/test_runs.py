@@ -1,6 +1,7 @@
 """Runs of jobs: what they say, how often, and what is left of it; without Spark."""
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,59 @@ def test_a_run_speaks_at_most_once_a_second_and_always_at_its_end():
     assert [one.rows for one in said] == [0, 100, 200, 300, 300]
     assert [one.state for one in said] == ["running"] * 4 + ["done"]
     assert (said[-1].rows_per_s, said[-1].lag, said[-1].took_ms) == (100.0, 0, 3_000)
+
+
+def test_a_run_that_is_busy_is_heard_of_until_it_ends():
+    clock = ManualClock()
+    run, said = make_run(clock)
+    run.progress(rows=5)
+    for _ in range(2):
+        clock.advance(10_000)
+        run.beat()
+    run.end()
+    run.beat()
+    assert [(one.state, one.took_ms) for one in said] == [
+        ("running", 0),
+        ("running", 10_000),
+        ("running", 20_000),
+        ("done", 20_000),
+    ]
+    assert said[-1].rows == 5
+
+
+def test_a_job_need_not_tell_anything_to_be_heard_of(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs, "BEAT_S", 0.01)
+    has_beaten = threading.Event()
+    monkeypatch.setattr(Run, "beat", lambda run: has_beaten.set())
+    with running(Place("memory:"), job="archive"):
+        assert has_beaten.wait(60)
+
+
+def test_a_run_that_is_silent_for_a_minute_is_lost():
+    def is_lost(state: str, *, job: str = "archive", silent_ms: int) -> bool:
+        run = JobRun(run="a", job=job, state=state, at_ms=1_000)  # type: ignore[arg-type]
+        return run.is_lost(now_ms=1_000 + silent_ms)
+
+    assert is_lost("running", silent_ms=60_001)
+    assert not is_lost("running", silent_ms=60_000)
+    assert not is_lost("done", silent_ms=10_000_000)
+    assert not is_lost("stopped", silent_ms=10_000_000)
+    # A stream speaks when it has done something.
+    assert not is_lost("running", job="stream", silent_ms=10_000_000)
+
+
+@pytest.mark.parametrize("is_covered", [False, True])
+def test_a_run_that_was_interrupted_is_stopped_and_has_not_failed(place: Place, is_covered: bool):
+    def work() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if is_covered:  # As when what is left cannot be cleaned up any more.
+                raise ValueError("java is gone")
+
+    with pytest.raises((KeyboardInterrupt, ValueError)), running(place, job="replay") as run:
+        work()
+    assert (run.state.state, run.state.error) == ("stopped", "")
 
 
 def test_who_watches_sees_every_step():

@@ -13,13 +13,14 @@ Each message that was published in the window is held against each group that co
 `slow` and `repeated` (acked again without a replay) are counted beside that. A broadcast has no
 acks: it is named, not checked. Where the trace no longer reaches back to the window, what lies
 below a group's cursor counts as settled, unless it is one of its dead letters, and the report says
-so.
+so. What retention took and no lake has is `unchecked`: nothing is proven while there is any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,18 +29,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from onward.client.groups import GroupDescription
 from onward.client.sync import SyncClient
-from onward.client.topics import Duration, duration_ms
+from onward.client.topics import Duration, TopicDescription, duration_ms
 from onward.clock import SystemClock
-from onward.errors import InvalidRequest
+from onward.errors import InvalidRequest, OffsetOutOfRange
 from onward.pipeline import runs, views
 from onward.pipeline.html import render
+from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_read import is_cut as is_read_cut
-from onward.pipeline.lake_read import read
+from onward.pipeline.lake_read import look, read
+from onward.pipeline.lake_state import Gap, LakeState
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.report import (
     LISTED_MAX,
     Bar,
     Found,
+    Gone,
     GroupLine,
     Report,
     Verdicts,
@@ -52,6 +56,7 @@ SLOW = "1m"
 BARS_MAX = 120
 PAIRS_MAX = 100_000
 BURIED_MAX = 1_000_000
+GONE_SAID_MAX = 20
 _BAR_STEPS_MS = (
     1_000, 10_000, 60_000, 300_000, 900_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000,
     2_592_000_000,
@@ -75,6 +80,8 @@ class Reconciled(NamedTuple):
     dead: int
     slow: int
     repeated: int
+    unchecked: int
+    """Messages that may be of the window and are gone; of a topic, not once per group."""
     lines: tuple[GroupLine, ...] = ()
     report: Report | None = None
 
@@ -127,6 +134,8 @@ def reconcile(
             names = choose_topics((one.topic for one in mq.topics()), topics)
             pairs, notes = find_pairs(mq, names, groups)
         with _kept(_messages(spark, place, names, window, lake)) as messages:
+            # After the read is planned: what is gone by then is all that it can miss.
+            gone = find_gone(place, names, window, lake)
             ends = _ends(messages)
             published = sum(one.rows for one in ends)
             told.progress(rows=published)
@@ -135,6 +144,7 @@ def reconcile(
                     place, views.TRACE_TOPIC, lake=lake, since_ms=window.since_ms
                 )  # fmt: skip
                 bounds = {one.topic: (one.low, one.high) for one in ends}
+                gone = concerned(gone, pairs, starts=_starts(rows) if gone else {}, seen=bounds)
                 buried = _buried(place, pairs, bounds) if is_cut else []
                 judged = judge(
                     messages, rows, pairs, bounds=bounds, trust_cursor=is_cut, buried=buried
@@ -143,9 +153,11 @@ def reconcile(
                     found = _summarise(kept, ends, slow_ms=slow_ms)
         if is_cut:
             notes.append(_CUT)
+        notes += say_gone(gone)
         page = found._replace(
             servers=place.servers, since_ms=window.since_ms, until_ms=window.until_ms,
-            made_at_ms=now_ms, published=published, notes=tuple(notes),
+            made_at_ms=now_ms, published=published, gone=tuple(gone),
+            notes=tuple(notes),
         )  # fmt: skip
         result = _result(page)
         if report is not None:
@@ -217,6 +229,131 @@ def _buried(place: Place, pairs: Sequence[Pair], bounds: views.Bounds) -> list[B
     return found
 
 
+# --- what nobody can look at any more ------------------------------------------------------------
+
+
+def find_gone(place: Place, topics: Sequence[str], window: Stretch, lake: str | None) -> list[Gone]:
+    """Return what may be of the window and is neither in the lake nor in the log."""
+    opened = None if lake is None else open_lake(lake)
+    with open_client(place, name="spark-reconcile") as mq:
+        state, live = look(mq, opened, topics)
+        return [
+            gone
+            for topic in topics
+            if topic in live
+            for gone in gone_of(live[topic], state, window, time_of=partial(_time_of, mq, topic))
+        ]
+
+
+def _time_of(mq: SyncClient, topic: str, offset: int) -> int | None:
+    try:
+        return mq.get(topic, offset).published_at_ms
+    except OffsetOutOfRange:
+        return None
+
+
+def gone_of(
+    topic: TopicDescription,
+    state: LakeState,
+    window: Stretch,
+    *,
+    time_of: Callable[[int], int | None],
+) -> list[Gone]:
+    """Return the stretches of a topic that are gone, but for those of another time.
+
+    When they were published is known only by their neighbours; where these leave it open, a
+    stretch counts as one of the window. `time_of` tells when a message of the log was published.
+
+    >>> orders = TopicDescription(topic="orders", number=1, state="active", first_offset=7)
+    >>> gone_of(orders, LakeState(), Stretch(None, 9_000), time_of=lambda offset: None)
+    [Gone(topic='orders', first=0, end=7)]
+    """
+    gaps, end = list(state.gaps.get(topic.topic, ())), state.end_of(topic.topic)
+    if topic.first_offset > end:
+        gaps.append(Gap(topic.topic, end, topic.first_offset))
+    return [
+        Gone(gap.topic, gap.first, gap.end)
+        for gap in gaps
+        if not _is_later(gap, topic, state, window)
+        and not _is_earlier(gap, topic, state, window, time_of)
+    ]
+
+
+def _is_later(gap: Gap, topic: TopicDescription, state: LakeState, window: Stretch) -> bool:
+    files = state.files.get(gap.topic, ())
+    before = [file.last_published_at_ms for file in files if file.end <= gap.first]
+    return max([topic.created_at_ms, *before[-1:]]) >= window.until_ms
+
+
+def _is_earlier(
+    gap: Gap,
+    topic: TopicDescription,
+    state: LakeState,
+    window: Stretch,
+    time_of: Callable[[int], int | None],
+) -> bool:
+    if window.since_ms is None:
+        return False
+    files = state.files.get(gap.topic, ())
+    after = [file.first_published_at_ms for file in files if file.first >= gap.end]
+    next_ms = after[0] if after else time_of(max(gap.end, topic.first_offset))
+    return next_ms is not None and next_ms < window.since_ms
+
+
+def concerned(
+    gone: Sequence[Gone],
+    pairs: Sequence[Pair],
+    *,
+    starts: Mapping[tuple[str, str], int],
+    seen: views.Bounds,
+) -> list[Gone]:
+    """Return what is gone as far as a group had to do with it, and it was not read just before.
+
+    `starts` has the groups whose start is known; `seen` has what was read of each topic.
+
+    >>> concerned([Gone("t", 0, 9)], [Pair("t", "g", 0)], starts={("t", "g"): 4}, seen={})
+    [Gone(topic='t', first=4, end=9)]
+    """
+    begins: dict[str, int] = {}
+    for pair in pairs:
+        start = starts.get((pair.topic, pair.group), 0)
+        begins[pair.topic] = min(start, begins.get(pair.topic, start))
+    cut = []
+    for topic, first, end in gone:
+        low = seen.get(topic, (end, end))[0]
+        # Retention may go on while messages are read: what was seen is not unchecked.
+        cut.append(
+            Gone(topic, max(first, begins.get(topic, end)), low if first <= low < end else end)
+        )
+    return [one for one in cut if one.first < one.end]
+
+
+def _starts(rows: DataFrame) -> dict[tuple[str, str], int]:
+    known = views.marks(rows).where("start IS NOT NULL").select("topic", "group", "start")
+    return {(row["topic"], row["group"]): row["start"] for row in known.collect()}
+
+
+def say_gone(gone: Sequence[Gone]) -> list[str]:
+    """Return a sentence for each stretch that is gone.
+
+    >>> say_gone([Gone("orders", 0, 650_000)])[0].partition(":")[0]
+    "650,000 messages of topic 'orders' are unchecked (offsets 0 to 649999)"
+    """
+    said = [
+        f"{one.messages:,} message{'' if one.messages == 1 else 's'} of topic {one.topic!r} "
+        f"{'is' if one.messages == 1 else 'are'} unchecked (offsets {one.first} to {one.end - 1}): "
+        "removed by retention, in no lake that was asked, perhaps of the window"
+        for one in gone[:GONE_SAID_MAX]
+    ]
+    rest = gone[GONE_SAID_MAX:]
+    if rest:
+        said.append(
+            f"{sum(one.messages for one in rest):,} more messages are unchecked, in "
+            f"{len(rest):,} more stretches"
+        )
+    return said
+
+
 # --- what Spark computes -------------------------------------------------------------------------
 
 
@@ -238,6 +375,8 @@ def _messages(
     found = read(
         spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
         columns=columns,
+        # A gap in the lake is counted as unchecked; without one, what goes meanwhile is an error.
+        on_gap="fail" if lake is None else "skip",
     )  # fmt: skip
     timed = found.select("topic", "offset", F.unix_millis("published_at").alias("published_ms"))
     # The log is asked by stretches: the edges are exact only here.
@@ -403,7 +542,8 @@ def _result(page: Report) -> Reconciled:
     return Reconciled(
         is_settled=page.is_settled, published=page.published, due=total.total,
         settled=total.settled, missing=total.missing, retrying=total.retrying, dead=total.dead,
-        slow=page.slow_total, repeated=page.repeated_total, lines=tuple(page.lines), report=page,
+        slow=page.slow_total, repeated=page.repeated_total, unchecked=page.unchecked,
+        lines=tuple(page.lines), report=page,
     )  # fmt: skip
 
 

@@ -53,6 +53,8 @@ class Replayed(NamedTuple):
     gone: int = 0
     """Rows for a group that are no longer in the log."""
     run_id: str = ""
+    is_repeat: bool = False
+    """The run was done already: nothing was stored again."""
 
 
 def replay(
@@ -166,7 +168,8 @@ def _to_topic(
                 pace.rows += rows
             run.progress(rows=pace.rows, lag=plan.pieces[-1][1] - piece[1])
         rows = sum(book.written().values())
-    return Replayed(rows, run_id=run_id)
+    is_repeat = bool(plan.pieces) and before.keys() >= set(plan.pieces)
+    return Replayed(rows, run_id=run_id, is_repeat=is_repeat)
 
 
 def _pieces(source: _Source, *, rate: float | None) -> list[Piece]:

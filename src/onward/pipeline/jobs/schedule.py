@@ -10,12 +10,13 @@
     unique  a business key; each may stand in the source once
 
 All rows are looked at before the first is written: a row without a time, beyond what the broker
-takes, without a body or with a key that is there twice is an error that says how many there are.
-A load that is repeated under its `run_id` stores nothing again.
+takes, without a body or with a key that is there twice is an error that says how many there are,
+and shows the first. A load that is repeated under its `run_id` stores nothing again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,13 +27,15 @@ from pyspark.sql import functions as sql
 
 from onward.clock import SystemClock
 from onward.durations import format_duration
-from onward.errors import InvalidRequest
+from onward.errors import InvalidRequest, UnknownTopic
 from onward.message.names import check_topic_name
 from onward.pipeline import runs
 from onward.pipeline.append import append
 from onward.pipeline.expressions import column, first_sentence, quietly, type_of
+from onward.pipeline.ledger import Ledger, query_name
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.plans import check_run_id
+from onward.pipeline.staging import open_place
 from onward.settings import ScheduleSettings
 
 if TYPE_CHECKING:
@@ -46,6 +49,9 @@ _UNIQUE_CHARACTERS_MAX = 512
 _FAR_MS = 253_402_300_799_999
 _SYSTEM = "@"
 _NO_DRIVER = "no suitable driver"
+_GIVEN = "_given"
+_SHOWN_VALUES = 8
+_SHOWN_CHARACTERS = 40
 
 
 class Scheduled(NamedTuple):
@@ -57,6 +63,8 @@ class Scheduled(NamedTuple):
     overdue: int = 0
     """Rows whose time is past: they come at once."""
     run_id: str = ""
+    is_repeat: bool = False
+    """The run was done already: nothing was stored again."""
 
 
 def schedule(
@@ -81,17 +89,34 @@ def schedule(
     check_run_id(run_id)
     with runs.using(run, place, job="schedule", topic=topic, source=_shown(source)) as run:
         given = _load(spark, source, format, options or {})
-        rows = _rows(given, topic=topic, at=at, body=body, key=key, unique=unique)
-        found = _check(rows, place, has_unique=unique is not None)
+        columns = _columns(given, topic=topic, at=at, body=body, key=key, unique=unique)
+        rows = given.select(*columns)
+        # Beside what is made of it each row as it came: to show one that is wrong.
+        found = _check(given.select(sql.struct("*").alias(_GIVEN), *columns), place)
         done = Scheduled(
             found["rows"], _aware(found["first_due"]), _aware(found["last_due"]),
             overdue=found["overdue"], run_id=run_id or "",
+            is_repeat=not dry_run and run_id is not None and _is_done(place, run_id),
         )  # fmt: skip
-        if not dry_run and done.rows:
+        if not dry_run and done.rows and not done.is_repeat:
             append(rows, place, write_id=run_id)
             run.progress(rows=done.rows, lag=0)
         run.result(**done._asdict(), dry_run=dry_run)
         return done
+
+
+def _is_done(place: Place, run_id: str) -> bool:
+    """Return whether all that a run is to write was written, by an earlier one of that name."""
+
+    async def look() -> bool:
+        async with open_place(place) as mq:
+            last = await Ledger(mq, query_name("write", run_id)).last()
+            return last is not None and last.decision.is_done
+
+    try:
+        return asyncio.run(look())
+    except UnknownTopic:
+        return False
 
 
 def _load(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> DataFrame:
@@ -128,10 +153,10 @@ def _shown(source: str) -> str:
     return source.partition("?")[0] if source.startswith("jdbc:") else source
 
 
-def _rows(
+def _columns(
     given: DataFrame, *, topic: str | None, at: str, body: str, key: str | None, unique: str | None
-) -> DataFrame:
-    """Return the source as the columns that the sink takes."""
+) -> list[Column]:
+    """Return what the sink takes, made of the columns of the source."""
     columns = {
         "topic": column(given, "topic", option="topic") if topic is None else sql.lit(topic),
         "due_at": _time(given, column(given, at, option="at"), at),
@@ -141,7 +166,7 @@ def _rows(
         columns["key"] = column(given, key, option="key").cast("string")
     if unique is not None:
         columns["unique"] = column(given, unique, option="unique").cast("string")
-    return given.select(*[made.alias(name) for name, made in columns.items()])
+    return [made.alias(name) for name, made in columns.items()]
 
 
 def _time(given: DataFrame, made: Column, text: str) -> Column:
@@ -167,43 +192,58 @@ def _body(given: DataFrame, made: Column) -> Column:
 # --- looking at all rows first --------------------------------------------------------------------
 
 
-def _check(rows: DataFrame, place: Place, *, has_unique: bool) -> Row:
+def _check(rows: DataFrame, place: Place) -> Row:
     """Return count and times of the rows, or raise what is wrong with them."""
     now_ms = SystemClock().now_ms()
     ahead_ms = _ahead_ms_max(place)
     due_ms = sql.unix_millis("due_at")
+    far = f"are due more than {format_duration(ahead_ms)} ahead (schedule.ahead_ms_max)"
+    wrong = {
+        "have no time: 'at' gives null, or text that is none": sql.col("due_at").isNull(),
+        far: due_ms > now_ms + ahead_ms,
+        "have no body: 'body' gives null": sql.col("body").isNull(),
+        "have no topic": sql.col("topic").isNull(),
+    }
+    if "unique" in rows.columns:
+        limit = f"1 to {_UNIQUE_CHARACTERS_MAX} characters and no {_SYSTEM!r} in front"
+        wrong[f"have a unique key that is none: it has {limit}"] = ~sql.length("unique").between(
+            1, _UNIQUE_CHARACTERS_MAX
+        ) | sql.col("unique").startswith(_SYSTEM)
     counts = {
         "rows": sql.count(sql.lit(1)),
         "first_due": sql.min("due_at"),
         "last_due": sql.max("due_at"),
         "overdue": sql.count_if(due_ms <= now_ms),
-        "without_time": sql.count_if(sql.col("due_at").isNull()),
-        "too_far": sql.count_if(due_ms > now_ms + ahead_ms),
-        "without_body": sql.count_if(sql.col("body").isNull()),
-        "without_topic": sql.count_if(sql.col("topic").isNull()),
-    }
-    if has_unique:
-        length = sql.length("unique")
-        counts["wrong_unique"] = sql.count_if(
-            ~length.between(1, _UNIQUE_CHARACTERS_MAX) | sql.col("unique").startswith(_SYSTEM)
-        )
+    } | {what: sql.count_if(is_wrong) for what, is_wrong in wrong.items()}
     found = rows.agg(*[made.alias(name) for name, made in counts.items()]).first()
     assert found is not None
-    far = f"are due more than {format_duration(ahead_ms)} ahead (schedule.ahead_ms_max)"
-    _refuse(found, "without_time", "have no time: 'at' gives null, or text that is none")
-    _refuse(found, "too_far", far)
-    _refuse(found, "without_body", "have no body: 'body' gives null")
-    _refuse(found, "without_topic", "have no topic")
-    if has_unique:
-        limit = f"1 to {_UNIQUE_CHARACTERS_MAX} characters and no {_SYSTEM!r} in front"
-        _refuse(found, "wrong_unique", f"have a unique key that is none: it has {limit}")
+    for what, is_wrong in wrong.items():
+        if found[what]:
+            _refuse(f"{found[what]:,} of {found['rows']:,} rows {what}", rows.where(is_wrong))
+    if "unique" in rows.columns:
         _refuse_repeats(rows)
     return found
 
 
-def _refuse(found: Row, name: str, what: str) -> None:
-    if found[name]:
-        raise InvalidRequest(f"{found[name]:,} of {found['rows']:,} rows {what}; nothing is loaded")
+def _refuse(what: str, wrong: DataFrame) -> None:
+    first = wrong.select(_GIVEN).first()
+    shown = "" if first is None else f"; the first has {shown_row(first[_GIVEN].asDict())}"
+    raise InvalidRequest(f"{what}{shown}; nothing is loaded")
+
+
+def shown_row(values: Mapping[str, object]) -> str:
+    """Return the values of a row for people: as many as fit, each as far as it fits.
+
+    >>> shown_row({"id": 7, "due": "soon", "text": "x" * 100})
+    "id 7, due 'soon', text 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    shown = [f"{name} {_short(repr(value))}" for name, value in values.items()]
+    more = [] if len(shown) <= _SHOWN_VALUES else [f"and {len(shown) - _SHOWN_VALUES} more"]
+    return ", ".join(shown[:_SHOWN_VALUES] + more)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}..."
 
 
 def _refuse_repeats(rows: DataFrame) -> None:
