@@ -33,7 +33,9 @@ LIMIT_MAX = 1_000_000
 def command(
     *, spark: Start, query: str, lake: str | None, limit: int, as_json: bool, as_csv: bool
 ) -> None:
-    """Ask in SQL about messages, settled, retrying, dead, scheduled, groups and topics.
+    """Ask in SQL about messages and what became of them.
+
+    Views: messages, settled, retrying, dead, scheduled, groups, topics.
 
     Example:  onward sql "select topic, count(*) from messages group by 1"
     """
