@@ -8,6 +8,7 @@ where others build on it: a topic that is being created can be published to.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
@@ -21,7 +22,7 @@ from onward.schedule.recurring import Recurring
 from onward.settings import Settings
 
 
-class Changes:
+class Changes(ABC):
     """The half of the write path that is not messages."""
 
     _catalogue: Catalogue
@@ -33,8 +34,9 @@ class Changes:
     _loop: asyncio.AbstractEventLoop
     routes: dict[bytes, tuple[Topic, int, int]]
 
+    @abstractmethod
     def _commit_soon(self) -> None:
-        raise NotImplementedError
+        """Write what is collected with the next commit."""
 
     def new_record(self, name: str, *, is_limited: bool = True) -> TopicRecord:
         """Return the record of a topic that is about to be created."""

@@ -32,13 +32,15 @@ def show_pipeline(address: str, folder: Path, *, check: Check) -> None:
         print_line("  - left out, for PySpark is missing: pip install 'onward[spark]'")
         return
     from onward.pipeline.place import Place
+    from onward.pipeline.quiet import kept_quiet
     from onward.pipeline.sessions import session
 
-    # What Spark's Java says while it starts and ends is of no use to who watches.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     place = Place(address)
     started_s = time.perf_counter()
-    spark = session(place=place, name="onward-demo")
+    # What Spark's Java says while it starts and ends is of no use to who watches.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with kept_quiet():
+        spark = session(place=place, name="onward-demo")
     try:
         took_s = time.perf_counter() - started_s
         check(True, f"started Spark {spark.version} on all cores of this machine in {took_s:.1f} s")

@@ -6,35 +6,46 @@ for users.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from onward.client.keeper import Keeper
 from onward.client.reader import CREDIT_BYTES, Reader
-from onward.client.topics import TopicDescription
+from onward.client.topics import Duration, TopicDescription
 from onward.clock import Clock
 from onward.message.message import Message
 from onward.protocol.payloads import Start
 
 
-class Asking:
+class Asking(ABC):
     """A client that can ask, read and tell the time."""
 
     _clock: Clock
     _timeout_s: float
 
+    @abstractmethod
     async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
-        raise NotImplementedError
+        """Ask once; what only asks is asked again when the connection is lost."""
 
+    @abstractmethod
     def _keeper(self) -> Keeper:
-        raise NotImplementedError
+        """Return what keeps the connection."""
 
+    @abstractmethod
+    def _asked(self, durability: str | None) -> int:
+        """Return the durability that is meant: the client's own when none is given."""
+
+    @abstractmethod
+    def _deadline(self, timeout: Duration | None) -> float:
+        """Return when a call that begins now has taken too long, by the clock of the loop."""
+
+    @abstractmethod
     async def get(self, topic: str, offset: int) -> Message:
         """Return one message by its offset."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def topic(self, topic: str) -> TopicDescription:
         """Return what there is to know of one topic."""
-        raise NotImplementedError
 
     def _reader(self, topic: str, start: Start | str, credit_bytes: int = CREDIT_BYTES) -> Reader:
         """Return a reader to the end of a topic."""

@@ -183,12 +183,6 @@ class PipelineCalls(Asking):
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _asked(self, durability: str | None) -> int:
-        raise NotImplementedError
-
-    def _deadline(self, timeout: Duration | None) -> float:
-        raise NotImplementedError
-
     def _use_in_pipeline(self, link: Link | None) -> None:
         """Go on with a new link: take what was held before anything else is asked."""
         if self._encoded is not None:

@@ -299,6 +299,7 @@ async def test_a_group_that_is_deleted_is_held_by_nobody() -> None:
     await operator.ask("group.create", group="totals", topics=["orders"])
     other = await Operator.of(broker)
     await other.ask("group.hold", group="totals", holder="query two")
+    assert broker.group_holds.holder_of("totals") == "query two"
     await broker.stop()
 
 

@@ -168,6 +168,8 @@ async def test_a_group_is_free_when_its_client_closes() -> None:
             await other.hold_group("totals", holder="two")
         await until(lambda: not cable.broker.group_holds.holder_of("totals"))
         await client.hold_group("totals", holder="one")
+        assert cable.broker.group_holds.holder_of("totals") == "one"
+        assert cable.broker.group_holds.holder_of("totals") == "one"
         await turns()
 
 
