@@ -80,6 +80,9 @@ class Collected:
     def split(self) -> list[Staged]:
         """Split what each topic got into what becomes one entry each, and remember it."""
         staged = self.staged
+        if self.bytes <= ENTRY_BYTES_MAX:
+            staged += self.publishes.items()
+            return staged
         for topic, publishes in self.publishes.items():
             if len(publishes) == 1 or sum([len(one[2]) for one in publishes]) <= ENTRY_BYTES_MAX:
                 staged.append((topic, publishes))

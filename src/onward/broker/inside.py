@@ -35,7 +35,7 @@ class Inside:
 
     def write(self, receipts: bytes) -> None:
         """Take receipts, as a session would send them."""
-        for _, _, _, _, request_id, offset, _, _ in RECEIPT.iter_unpack(receipts):
+        for _, request_id, offset, _, _ in RECEIPT.iter_unpack(receipts):
             self._waiting.pop(request_id)(offset, None)
 
     def refuse(self, request_id: int, error: OnwardError) -> None:

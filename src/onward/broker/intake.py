@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 SMALL_BYTES_MAX: Final = 8 << 10
 
 # For each length of a topic's name, what is before the bodies of a plain frame, in one struct:
-# length, kind with flags and zero, request id; (durability, name bytes, zero, name); magic, length,
-# crc, version with flags and columns, count, raw bytes, producer id, sequence, (time), kind of the
-# column, its bytes.
+# length and kind with flags and zero, request id; (durability, name bytes, zero, name); magic and
+# length, crc, version with flags and columns, count, raw bytes, producer id, sequence, (time), kind
+# of the column, its bytes. What is compared with one number stands in one.
 _HEADS: Final = [
-    Struct(f"<III4x{name_bytes}xIIIIIIQQ8xII").unpack_from
+    Struct(f"<QI4x{name_bytes}xQIIIIQQ8xII").unpack_from
     for name_bytes in range(NAME_CHARACTERS_MAX + 2)  # with the "@" of what pipelines use
 ]
 _NAME_START: Final = 12
@@ -45,7 +45,8 @@ _NAME_BYTES: Final = 13
 _BATCH_START: Final = 16
 _HEAD_BYTES: Final = 56
 _FRAME_BYTES_MIN: Final = _BATCH_START + _HEAD_BYTES
-_PUBLISH: Final = int(Kind.PUBLISH)
+_PUBLISH: Final = (int(Kind.PUBLISH) << 32) - 4
+"""What stands before the request id of a PUBLISH, less the size of the whole frame."""
 _MAGIC: Final = int.from_bytes(b"OBAT", "little")
 _PLAIN: Final = 1 | 1 << 16
 """Version 1, no compression, one column."""
@@ -70,10 +71,9 @@ class Intake:
             self.take()
             session.receive(received)
             return
-        arrived = self._arrived
-        arrived.append((session, received))
-        if len(arrived) == 1:
+        if not self._arrived:
             self._loop.call_soon(self.take)
+        self._arrived.append((session, received))
 
     def note_large(self, session: Session, own_bytes: int) -> None:
         """Keep count of the memory of a session's large frame; 0: it has none any more."""
@@ -139,20 +139,17 @@ class Intake:
                 route = routes.get(received[_NAME_START:start])
                 if route is not None and size - start >= _HEAD_BYTES:
                     (
-                        length, kind, request_id, magic, batch_bytes, crc, shape, count, raw_bytes,
+                        frame_front, request_id, batch_front, crc, shape, count, raw_bytes,
                         producer_id, sequence, column, column_bytes,
                     ) = _HEADS[name_bytes](received)  # fmt: skip
+                    batch_bytes = size - start
                     window = windows.get(producer_id)
                     if (
-                        kind == _PUBLISH
+                        frame_front == size + _PUBLISH
                         and shape == _PLAIN
-                        and length + 4 == size
-                        and magic == _MAGIC
                         and column == _BODIES
-                        and batch_bytes == size - start
-                        and raw_bytes == batch_bytes - _HEAD_BYTES
-                        and not raw_bytes & 7
-                        and 0 <= raw_bytes - column_bytes < 8
+                        and batch_front == batch_bytes << 32 | _MAGIC
+                        and raw_bytes == batch_bytes - _HEAD_BYTES == (column_bytes + 7) & -8
                         and 0 < 4 * count <= column_bytes
                         and raw_bytes <= (route[0].message_bytes_max or limit)
                         and window is not None

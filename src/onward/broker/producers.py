@@ -5,6 +5,9 @@ remembered with the offset and event id they were given, as a ring in one packed
 
     | highest sequence | last used (index) | sequence+1, offset, event id | ... WINDOW times |
 
+`last used` is that of its first moment while nothing of it is stored, and is brought up to date
+only for a checkpoint: what else it would be stands in the ring.
+
 While a batch is on its way to the disk, its offset is `UNDER_WAY`: a repeat then waits for it.
 
 A client never has more than `WINDOW` unanswered sequences, so every repeat it can send is found.
@@ -15,8 +18,6 @@ producers are remembered; the ones that were silent longest are forgotten first.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,9 +25,6 @@ from onward.errors import Conflict, InvalidRequest
 from onward.message.batch import batches_of
 from onward.message.entry import Entry, Kind
 from onward.schedule.state import FIRED
-
-if TYPE_CHECKING:
-    from onward.broker.collected import Staged
 
 WINDOW = 32
 PRODUCERS_MAX = 16_384
@@ -42,7 +40,7 @@ class Producers:
 
     def __init__(self) -> None:
         self.windows: dict[int, array[int]] = {}
-        self._last_event_id = 0
+        self.last_event_id = 0
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -91,28 +89,11 @@ class Producers:
         window = self.windows.get(producer_id) or self._new_window(producer_id)
         if sequence > window[0]:
             window[0] = sequence
-        window[1] = self._last_event_id = event_id
+        self.last_event_id = event_id
         slot = WINDOW_HEAD + sequence % WINDOW * 3
         window[slot] = sequence + 1
         window[slot + 1] = offset
         window[slot + 2] = event_id
-
-    def record_all(self, staged: Sequence[Staged], entries: Sequence[Entry]) -> None:
-        """Remember where the publishes of a commit went: those of each entry one after another."""
-        windows = self.windows
-        for (_, publishes), entry in zip(staged, entries, strict=True):
-            offset, event_id = entry.base_offset, entry.index
-            self._last_event_id = event_id
-            for _, _, _, count, producer_id, sequence, _ in publishes:
-                window = windows.get(producer_id)
-                slot = WINDOW_HEAD + sequence % WINDOW * 3
-                if window is not None and window[slot] == sequence + 1:
-                    window[1] = event_id
-                    window[slot + 1] = offset
-                    window[slot + 2] = event_id
-                elif producer_id:
-                    self.record(producer_id, sequence, offset, event_id)
-                offset += count
 
     def apply(self, entry: Entry, body: memoryview) -> None:
         """Fold one entry."""
@@ -140,29 +121,34 @@ class Producers:
                 window.frombytes(packed)
                 if len(window) == len(_EMPTY):
                     producers.windows[key] = window
-                    producers._last_event_id = max(producers._last_event_id, window[1])
+                    producers.last_event_id = max(producers.last_event_id, _last_used(window))
         return producers
 
     def _new_window(self, producer_id: int) -> array[int]:
         if len(self.windows) >= PRODUCERS_MAX:
             self._forget_silent()
         window = self.windows[producer_id] = _EMPTY[:]
-        window[1] = self._last_event_id
+        window[1] = self.last_event_id
         return window
 
     def _forget_silent(self) -> None:
         """Forget the eighth that was silent longest: once in a while, not for each newcomer."""
-        oldest = sorted(self.windows, key=lambda key: self.windows[key][1])
+        oldest = sorted(self.windows, key=lambda key: _last_used(self.windows[key]))
         for key in oldest[: PRODUCERS_MAX // 8]:
             del self.windows[key]
 
 
+def _last_used(window: array[int]) -> int:
+    """Return the event id of the last that a producer stored, or that came before its first."""
+    return max(window[1], *window[WINDOW_HEAD + 2 :: 3])
+
+
 def _without_begun(window: array[int]) -> array[int]:
     """Return the window without what is under way: a checkpoint holds only what is stored."""
-    if UNDER_WAY not in window:
-        return window
     window = window[:]
-    for slot in range(WINDOW_HEAD, len(window), 3):
-        if window[slot + 1] == UNDER_WAY:
-            window[slot : slot + 3] = array("Q", bytes(24))
+    window[1] = _last_used(window)
+    if UNDER_WAY in window:
+        for slot in range(WINDOW_HEAD, len(window), 3):
+            if window[slot + 1] == UNDER_WAY:
+                window[slot : slot + 3] = array("Q", bytes(24))
     return window

@@ -23,7 +23,7 @@ from onward.broker.catalogue import Catalogue, Topic, TopicRecord
 from onward.broker.changes import Changes
 from onward.broker.collected import Change, Collected, Staged, in_batches
 from onward.broker.commit import Commit, Done
-from onward.broker.producers import UNDER_WAY, WINDOW, Producers
+from onward.broker.producers import UNDER_WAY, WINDOW, WINDOW_HEAD, Producers
 from onward.broker.publishers import Publishers
 from onward.clock import Clock
 from onward.delivery.trace import encode_rows
@@ -45,8 +45,13 @@ from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
 from onward.message.names import check_topic_name, is_system_name
-from onward.protocol.frames import Kind as FrameKind
-from onward.protocol.payloads import RECEIPT, Durability, decode_publish, published_frame
+from onward.protocol.payloads import (
+    RECEIPT,
+    RECEIPT_FRONT,
+    Durability,
+    decode_publish,
+    published_frame,
+)
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC
 from onward.settings import Settings
 
@@ -58,7 +63,7 @@ if TYPE_CHECKING:
 RETRY_AFTER_MS: Final = 100
 CROWD_WAIT_S: Final = 0.002
 CROWD_MIN: Final = 32
-CROWD_PART: Final = 0.5
+CROWD_PART: Final = 0.7
 CROWD_BYTES_MAX: Final = 256 << 10
 # About 200 bytes each; with fewer than topics in use most publishes would go the long way.
 ROUTES_MAX: Final = 131_072
@@ -69,7 +74,6 @@ HELD_MAX: Final = 64
 TRACE_TOPIC: Final = "@trace"
 _SCHEDULE: Final = Topic(TopicRecord(number=0, name=SCHEDULE_TOPIC))
 _DISK: Final = int(Durability.DISK)
-_PUBLISHED: Final = int(FrameKind.PUBLISHED)
 
 
 Publish = tuple["Session | Inside", int, Buffer, int, int, int, int]
@@ -398,8 +402,8 @@ class Publishing(Changes):
 
         Publishers that wait for their answer return right after it. A commit that begins with the
         first of them costs the disk and the processor many small commits in place of few. So for
-        a moment, which ends when half of them are back, it waits; the other half arrives while
-        these are on the disk. A few publishers, and large batches, never wait.
+        a moment, which ends when most of them are back, it waits; the others arrive while these
+        are on the disk. A few publishers, and large batches, never wait.
         """
         return (
             self._crowd >= CROWD_MIN
@@ -531,32 +535,38 @@ class Publishing(Changes):
         """Make the messages of a commit visible, and send their receipts.
 
         One loop over all entries on purpose: a commit to many topics has one for each message, and
-        a call for each would be half of the cost.
+        a call for each, as `Producers.record` is, would be half of the cost.
         """
         if not staged:
             return
-        self._producers.record_all(staged, entries)
         if self._waiters:
             self._answer_waiters(staged, entries)
-        reached, receipt = _DISK, RECEIPT.pack
+        windows, receipt = self._producers.windows, RECEIPT.pack
         last = staged[0][1][0][0]
         receipts = b""
         for (topic, publishes), entry in zip(staged, entries, strict=True):
             offset, index = entry.base_offset, entry.index
-            for session, request_id, batch, count, _, _, asked in publishes:
-                if not is_synced:
-                    reached = asked
+            for session, request_id, batch, count, producer_id, sequence, asked in publishes:
+                window = windows.get(producer_id)
+                slot = WINDOW_HEAD + sequence % WINDOW * 3
+                if window is not None and window[slot] == sequence + 1:
+                    window[slot + 1] = offset
+                    window[slot + 2] = index
+                elif producer_id:
+                    self._producers.record(producer_id, sequence, offset, index)
                 if session is not last:
                     last.write(receipts)
                     last, receipts = session, b""
                 # Those of one connection stand together mostly, and go out with one write.
-                receipts += receipt(25, _PUBLISHED, 0, 0, request_id, offset, index, reached)
+                reached = _DISK if is_synced else asked
+                receipts += receipt(RECEIPT_FRONT, request_id, offset, index, reached)
                 session.unanswered_bytes -= len(batch)
                 if session.is_paused:
                     session.keep_reading()
                 offset += count
             topic.next_offset = offset
         last.write(receipts)
+        self._producers.last_event_id = entries[-1].index
         self.published_count += sum([entry.count for entry in entries])
 
     def _answer_waiters(self, staged: list[Staged], entries: list[Entry]) -> None:

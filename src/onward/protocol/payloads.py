@@ -38,8 +38,10 @@ _unpack_publish = Struct("<BBH").unpack_from
 _new_tuple = tuple.__new__
 _PUBLISH_FRAME: Final = Struct("<IBBHIBBH")
 _PUBLISHED: Final = Struct("<QQB")
-RECEIPT: Final = Struct("<IBBHIQQB")
-"""A whole PUBLISHED frame: header, base offset, event id, durability."""
+RECEIPT: Final = Struct("<QIQQB")
+"""A whole PUBLISHED frame: its front, request id, base offset, event id, durability."""
+RECEIPT_FRONT: Final = 25 | 74 << 32
+"""How long a PUBLISHED is, and its kind."""
 _CREDIT: Final = Struct("<I")
 _CREDIT_FRAME: Final = Struct("<IBBHII")
 _REPEAT: Final = 0x80
@@ -187,7 +189,7 @@ def published_frame(
     """
     if repeat:
         durability |= _REPEAT
-    return RECEIPT.pack(25, 74, 0, 0, request_id, base_offset, event_id, durability)
+    return RECEIPT.pack(RECEIPT_FRONT, request_id, base_offset, event_id, durability)
 
 
 def decode_published(payload: Bytes) -> Published:
