@@ -70,6 +70,7 @@ _ASKS_ONLY = (
     | GROUP_ASKS | SCHEDULE_ASKS | PIPELINE_ASKS
 )  # fmt: skip
 _PAGE = 5_000
+_DURABILITIES = {one.name.lower(): int(one) for one in Durability}
 
 
 def connect(
@@ -664,8 +665,8 @@ def _durability(name: str | None) -> int:
     if name is None:
         return Durability.DEFAULT
     try:
-        return Durability[name.upper()]
-    except (KeyError, AttributeError):
+        return _DURABILITIES.get(name) or Durability[name.upper()]
+    except (KeyError, AttributeError, TypeError):
         raise InvalidRequest(
             f"durability is 'memory', 'interval', 'disk' or 'quorum', not {name!r}"
         ) from None

@@ -42,6 +42,10 @@ class Times(TypedDict):
     at_ms: int | None
 
 
+Told = Callable[[OnwardError | None], None]
+"""Is called once: with None when it is durable, or with the error."""
+
+
 class Settles(Protocol):
     """Who makes outcomes durable. What it is given is no longer in `held` of its batch."""
 
@@ -51,6 +55,9 @@ class Settles(Protocol):
 
     def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
         """Say that these ranges are done."""
+
+    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
+        """Say that these ranges are done, and call when that is durable, or with the error."""
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
@@ -272,6 +279,13 @@ class DeliveryBatch:
     def ack_range_soon(self, start: int, end: int) -> asyncio.Future[None]:
         """Ack without waiting; the future tells when it is durable, or the error."""
         return self._ack_soon((start, end))
+
+    def ack_one_soon(self, offset: int, told: Told) -> bool:
+        """Ack one message and call when that is durable; False: it is not held, nothing is done."""
+        if self.has_lost(offset) or not self.held.discard(offset):
+            return False
+        self._settles.ack_and_tell(self, [(offset, offset + 1)], told)
+        return True
 
     async def retry_range(
         self, start: int, end: int, *, after: Duration | None = None,

@@ -18,7 +18,7 @@ from functools import partial
 
 import msgspec
 
-from onward.client.delivery_batch import DeliveryBatch, Verb, done, failed
+from onward.client.delivery_batch import DeliveryBatch, Told, Verb, done, failed
 from onward.client.link import Link
 from onward.client.position import Place
 from onward.delivery.filter import Filter
@@ -268,6 +268,11 @@ class Following:
                 stream.open.remove(start, end)
             self._store_soon()
         return done()
+
+    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
+        """Move the position as `ack` does; there is nothing to wait for."""
+        self.ack(batch, ranges)
+        told(None)
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,

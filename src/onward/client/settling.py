@@ -17,7 +17,15 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
-from onward.client.delivery_batch import NOT_LEASED, DeliveryBatch, Verb, done, fail, failed
+from onward.client.delivery_batch import (
+    NOT_LEASED,
+    DeliveryBatch,
+    Told,
+    Verb,
+    done,
+    fail,
+    failed,
+)
 from onward.client.link import Link
 from onward.delivery.ranges import Range, Ranges, merged
 from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
@@ -71,6 +79,26 @@ class Waiting:
             fail(self.future, error)
 
 
+class Watched(Waiting):
+    """One ack of which somebody is told by a call: for those who ack very many one by one."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
+        self.batch = batch
+        self.ranges = ranges
+        self.row = None
+        self._told = told
+
+    def succeed(self) -> None:
+        """Tell that it is durable."""
+        self._told(None)
+
+    def fail(self, error: OnwardError) -> None:
+        """Tell why not."""
+        self._told(error)
+
+
 class Sent:
     """A frame that has no answer yet."""
 
@@ -119,13 +147,24 @@ class Settling:
         """Say that these ranges are done."""
         if batch.lease == NOT_LEASED or not ranges:
             return done()
-        if self._acks_rows + len(ranges) > ROWS_MAX:
-            self._flush()
         waiting = Waiting(batch, ranges, None, self._loop.create_future())
-        self._acks.append(waiting)
-        self._acks_rows += len(ranges)
-        self._flush_soon()
+        self._add_ack(waiting)
         return waiting.future
+
+    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
+        """Say that these ranges are done, and call when that is durable, or with the error."""
+        if batch.lease == NOT_LEASED:
+            told(None)
+        else:
+            self._add_ack(Watched(batch, ranges, told))
+
+    def _add_ack(self, waiting: Waiting) -> None:
+        if self._acks_rows + len(waiting.ranges) > ROWS_MAX:
+            self._flush()
+        self._acks.append(waiting)
+        self._acks_rows += len(waiting.ranges)
+        if not self._is_due:
+            self._flush_soon()
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,

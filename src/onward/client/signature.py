@@ -78,6 +78,8 @@ class Signature:
 
     def _bound(self, delivery: object, body: object) -> tuple[list[object], dict[str, object]]:
         positional = [delivery if wants else body for wants in self._positional]
+        if not self._named:  # the usual case, and it is once for each message
+            return positional, {}
         return positional, {
             name: delivery if wants else body for name, wants in self._named.items()
         }

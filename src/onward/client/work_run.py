@@ -238,15 +238,12 @@ class WorkRun:
     def _ack_soon(self, delivery: Delivery) -> bool:
         """Ack one message without a task that waits for it; False: it needs a closer look."""
         batch = delivery.batch
-        if batch is None or delivery.is_lost or delivery.offset not in batch.held:
+        if batch is None:
             return False
-        answer = batch.ack_range_soon(delivery.offset, delivery.offset + 1)
-        answer.add_done_callback(partial(self._acked, delivery))
-        return True
+        return batch.ack_one_soon(delivery.offset, partial(self._acked, delivery))
 
-    def _acked(self, delivery: Delivery, answer: asyncio.Future[None]) -> None:
+    def _acked(self, delivery: Delivery, error: OnwardError | None) -> None:
         self.slots.answered()
-        error = None if answer.cancelled() else answer.exception()
         if error is not None:
             self._say_unanswered(delivery.id, error)
         if self._on_settled is not None:

@@ -86,6 +86,29 @@ class Ranges:
             kept_ends.append(ends[high - 1])
         self._replace(low, high, kept_starts, kept_ends)
 
+    def discard(self, offset: int) -> bool:
+        """Take one offset out; tell whether it was in.
+
+        >>> ranges = Ranges([(0, 3)])
+        >>> ranges.discard(1), ranges.discard(1), ranges
+        (True, False, Ranges([(0, 1), (2, 3)]))
+        """
+        starts, ends = self.starts, self.ends
+        at = bisect_right(starts, offset) - 1
+        if at < 0 or offset >= ends[at]:
+            return False
+        self.count -= 1
+        if starts[at] == offset:
+            starts[at] = offset + 1
+            if ends[at] == offset + 1:
+                del starts[at], ends[at]
+        elif ends[at] == offset + 1:
+            ends[at] = offset
+        else:
+            starts.insert(at + 1, offset + 1)
+            ends.insert(at, offset)
+        return True
+
     def update(self, ranges: list[Range]) -> None:
         """Put many ranges in; many at once are merged in one walk."""
         if len(ranges) < _REBUILD_FROM or len(ranges) * _REBUILD_FROM < len(self):

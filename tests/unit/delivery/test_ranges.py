@@ -19,7 +19,8 @@ SETTINGS = settings(
 END = 60
 RANGE = st.tuples(st.integers(0, END), st.integers(0, END))
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "take", "update", "clear"]), RANGE), max_size=40
+    st.tuples(st.sampled_from(["add", "remove", "discard", "take", "update", "clear"]), RANGE),
+    max_size=40,
 )
 
 
@@ -48,6 +49,9 @@ def test_ranges_hold_what_a_plain_set_holds(steps: list[tuple[str, Range]]):
             case "add":
                 ranges.add(start, end)
                 plain |= set(range(start, end))
+            case "discard":
+                assert ranges.discard(start) == (start in plain)
+                plain.discard(start)
             case "remove":
                 ranges.remove(start, end)
                 plain -= set(range(start, end))
