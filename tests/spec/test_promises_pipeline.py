@@ -44,6 +44,22 @@ async def test_a_numbered_batch_is_stored_once_also_when_the_broker_was_restarte
 
 
 @KEPT
+async def test_batches_are_copied_once_also_when_the_broker_was_restarted(engine: Engine) -> None:
+    for life in range(3):
+        async with engine.connect() as mq:
+            if not life:
+                for number in range(12):
+                    await mq.publish_many("staged", [b"%d" % number] * 3)
+            for first in (0, 6):
+                copied = await mq.copy_batches(
+                    "staged", "orders", offset=3 * first, batches=6, producer_id=9, sequence=first
+                )
+                assert (copied.next_offset, copied.messages) == (3 * first + 18, 18)
+            found = [message.body async for message in mq.read("orders")]
+            assert found == [b"%d" % number for number in range(12) for _ in range(3)]
+
+
+@KEPT
 async def test_a_group_that_was_advanced_stands_there_after_a_restart(engine: Engine) -> None:
     async with engine.connect() as mq:
         await mq.publish_many("orders", [b"x"] * 5)

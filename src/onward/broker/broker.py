@@ -36,6 +36,7 @@ from onward.broker.recurring_runs import PREFIX as RECURRING
 from onward.broker.requests import Requests
 from onward.broker.scheduling import Scheduling
 from onward.broker.session import Session
+from onward.broker.topic_copies import TopicCopies
 from onward.broker.topic_waits import TopicWaits
 from onward.clock import Clock, SystemClock
 from onward.delivery.group import Groups
@@ -136,6 +137,7 @@ class Broker:
         self.scheduling = Scheduling(self, folded.schedule)
         self.publishing.scheduling = self.scheduling
         self.topic_waits = TopicWaits(self)
+        self.topic_copies = TopicCopies(self)
         self.group_holds = GroupHolds(self)
         self.requests = Requests(self)
         self.housekeeping = Housekeeping(
@@ -205,6 +207,7 @@ class Broker:
         self.delivering.forget(session)
         self.consuming.forget(session)
         self.topic_waits.forget(session)
+        self.topic_copies.forget(session)
         self.group_holds.forget(session)
 
     def _wake(self, topic: Topic) -> None:
@@ -339,6 +342,7 @@ class Broker:
         self.publishing.close()
         for session in list(self.sessions):
             session.goodbye(Stopping("the broker is stopping"))
+        await self.topic_copies.stop()
         self.housekeeping.stop()
         await asyncio.wait([self._chores])
         if self.failure is None:
@@ -353,6 +357,7 @@ class Broker:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self.settings.server.stop_ms / 1000):
+                await self.topic_copies.drain()
                 await self.publishing.drain()
         except TimeoutError:
             logger.warning("stopping without waiting longer for the disk")

@@ -88,6 +88,7 @@ class Requests:
             "topic.list": self._list,
             "status": self._status,
             **broker.topic_waits.operations,
+            **broker.topic_copies.operations,
             **TopicEntries(broker).operations,
             **ScheduleRequests(broker).operations,
             **GroupRequests(broker).operations,

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from onward.client.keeper import Keeper
+from onward.client.link import Link
 from onward.client.reader import CREDIT_BYTES, Reader
 from onward.client.topics import Duration, TopicDescription
 from onward.clock import Clock
@@ -26,6 +27,10 @@ class Asking(ABC):
     @abstractmethod
     async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
         """Ask once; what only asks is asked again when the connection is lost."""
+
+    @abstractmethod
+    async def _ask(self, link: Link, request: dict[str, object]) -> dict[str, Any] | None:
+        """Return the reply, or None when the connection was lost before it came."""
 
     @abstractmethod
     def _keeper(self) -> Keeper:

@@ -5,6 +5,7 @@
     progress  advance_group       a group is finished with all below an offset
               hold_group          nobody else uses a group while this client is connected
     publish   publish_encoded     an encoded batch under a number of the caller: stored once
+              copy_batches        batches of one topic to another, without carrying them
 
 A pipeline keeps its progress by itself (in a checkpoint) and repeats what it did after a crash. So
 each of these may be repeated: the second time changes nothing.
@@ -12,18 +13,27 @@ each of these may be repeated: the second time changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from onward.client.asking import Asking
+from onward.client.copying import COPY_BATCHES_MAX, PAUSE_S_MIN, CopyLines, Place
 from onward.client.encoded import EncodedProducers, check_stamp
 from onward.client.link import Link
-from onward.client.receipt import BatchReceipt
+from onward.client.receipt import BatchReceipt, CopiedBatches
 from onward.client.scheduled import SCHEDULE_TOPIC
 from onward.client.topics import Duration, TopicEnd, TopicEntry, duration_ms
-from onward.errors import InvalidRequest, NotConnected
+from onward.errors import (
+    InvalidRequest,
+    NotConnected,
+    OutcomeUnknown,
+    Overloaded,
+    Stopping,
+)
 from onward.message.batch import Buffer
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
@@ -42,6 +52,7 @@ class PipelineCalls(Asking):
 
     _producer_id: int
     _encoded: EncodedProducers | None = None
+    _copies: CopyLines | None = None
     _holds: dict[str, dict[str, object]] | None = None
 
     async def topic_ends(
@@ -181,7 +192,92 @@ class PipelineCalls(Asking):
             deadline=self._deadline(timeout),
         )  # fmt: skip
 
+    async def copy_batches(
+        self,
+        source: str,
+        target: str,
+        *,
+        offset: int,
+        batches: int,
+        producer_id: int,
+        sequence: int,
+        durability: str | None = None,
+    ) -> CopiedBatches:
+        """Let the broker publish batches of one topic to another, each as it is and once.
+
+        They are the `batches` (at most 16) that follow each other in `source` from `offset` on,
+        which is the first offset of a batch, as `publish_encoded` and `publish_many` returned it.
+        They get the sequences from `sequence` on, and what was published or copied under these
+        before is not stored again, as with `publish_encoded`. Calls under one id keep their order.
+
+        >>> import asyncio, onward
+        >>> async def main() -> tuple[CopiedBatches, list[bytes]]:
+        ...     async with onward.connect("memory:") as mq:
+        ...         for body in (b"a", b"b", b"c"):
+        ...             await mq.publish("drafts", body)
+        ...         for _ in range(2):
+        ...             copied = await mq.copy_batches(
+        ...                 "drafts", "orders", offset=1, batches=2, producer_id=7, sequence=1)
+        ...         return copied, [message.body async for message in mq.read("orders")]
+        >>> asyncio.run(main())
+        (CopiedBatches(next_offset=3, batches=2, messages=2, bytes=128), [b'b', b'c'])
+        """
+        check_topic_name(source, system=True)
+        check_topic_name(target, system=target == SCHEDULE_TOPIC)
+        check_stamp(producer_id, sequence)
+        if type(batches) is not int or not 1 <= batches <= COPY_BATCHES_MAX:
+            raise InvalidRequest(f"1 to {COPY_BATCHES_MAX} batches are copied, not {batches!r}")
+        if self._copies is None:
+            self._copies = CopyLines()
+        asked: dict[str, object] = {
+            "op": "topic.copy", "source": source, "target": target, "producer_id": producer_id,
+            "durability": self._asked(durability),
+        }  # fmt: skip
+        copied = CopiedBatches(offset, 0, 0, 0)
+        with self._copies.place(producer_id) as place:
+            # Of what is too large for one request, a part is copied.
+            while copied.batches < batches:
+                rest = {
+                    "offset": copied.next_offset, "batches": batches - copied.batches,
+                    "sequence": sequence + copied.batches,
+                }  # fmt: skip
+                reply = await self._copy_in_turn(place, asked | rest)
+                copied = CopiedBatches(
+                    reply["next"], copied.batches + reply["batches"],
+                    copied.messages + reply["messages"], copied.bytes + reply["bytes"],
+                )  # fmt: skip
+        return copied
+
     # --- inside ------------------------------------------------------------------------------
+
+    async def _copy_in_turn(self, place: Place, request: dict[str, object]) -> dict[str, Any]:
+        """Ask until the broker has answered, or the time is over."""
+        place.late = NotConnected(f"a copy to {request['target']!r} found no broker in time")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while (reply := await self._copy_once(place, request)) is None:
+                    pass
+                return reply
+        except TimeoutError:
+            raise place.late from None
+
+    async def _copy_once(self, place: Place, request: dict[str, object]) -> dict[str, Any] | None:
+        """Ask when it is its turn; None when it must be asked again."""
+        await place.turn()
+        link = await self._keeper().connected(timeout_s=self._timeout_s)
+        if not place.is_next:
+            return None
+        place.ask()
+        place.late = OutcomeUnknown(f"no answer in time for a copy to {request['target']!r}")
+        try:
+            return await self._ask(link, request)
+        except (Overloaded, Stopping) as error:
+            place.late, place.is_asked = error, False
+            pause_s = getattr(error, "retry_after_ms", 0) / 1000
+            await asyncio.sleep(max(pause_s, PAUSE_S_MIN))
+            return None
+        finally:
+            place.is_asked = False
 
     def _use_in_pipeline(self, link: Link | None) -> None:
         """Go on with a new link: take what was held before anything else is asked."""

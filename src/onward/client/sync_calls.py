@@ -94,6 +94,7 @@ class SyncPipelineCalls:
     advance_group = _blocking(PipelineCalls.advance_group)
     hold_group = _blocking(PipelineCalls.hold_group)
     publish_encoded = _blocking(PipelineCalls.publish_encoded)
+    copy_batches = _blocking(PipelineCalls.copy_batches)
 
 
 class SyncScheduleCalls:

@@ -3,7 +3,8 @@
     task    stage    pieces (encoded batches): in its commit message when they are small, else in
                      a topic of its own, `@sink.<query>.<random>`
     driver  decide   one publish to `@sink.<query>` says which pieces make up this batch
-            copy     each piece is published to its target under a sequence of the decision
+            copy     each piece is published to its target under a sequence of the decision: what is
+                     staged by the broker itself, which is only told what to copy
             done     one more message says so; then what was staged is deleted
 
 A task that is tried again may give its rows in another order, so nothing that a task sends counts
@@ -19,11 +20,11 @@ checkpoint that was put back has planned other rows under its number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,15 +47,17 @@ from onward.pipeline.staging import (
     KEPT_FOR,
     PIECES_MAX,
     REQUESTS_MAX,
+    RUNS_IN_FLIGHT_MAX,
     STAGED_FOR,
     Piece,
+    PieceRun,
     Share,
     delete_topics,
     each,
     gather,
     in_order,
     open_place,
-    repacked,
+    runs_of,
     stage_pieces,
 )
 
@@ -348,17 +351,25 @@ class Ledger:
         return last is not None and (last.decision.batch > batch or last.decision.is_done)
 
     async def copy(self, stored: Stored, *, known: Collection[int] = ()) -> None:
-        """Publish all pieces of a decision but those that are `known` to be published."""
+        """Publish all pieces of a decision but those that are `known` to be published.
+
+        What lies beside the decision is sent, what is staged the broker copies by itself. A change
+        from one to the other waits for what is under way: so the order is that of the decision.
+        """
         first = stored.offset * PIECES_MAX
-
-        async def publishes() -> AsyncGenerator[Coroutine[Any, Any, None]]:
-            async with aclosing(self._packed(stored)) as found:
-                async for number, packed in found:
-                    target = stored.decision.pieces[number].target
-                    if number not in known:
-                        yield self._publish_piece(target, packed, sequence=first + number)
-
-        await in_order(publishes())
+        unknown = (one for one in enumerate(stored.decision.pieces) if one[0] not in known)
+        for is_staged, some in groupby(unknown, key=lambda one: bool(one[1].staged)):
+            if is_staged:
+                copies = (self._copy_run(run, first=first) for run in runs_of(some))
+                await in_order(each(copies), limit=RUNS_IN_FLIGHT_MAX)
+            else:
+                publishes = (
+                    self._publish_piece(
+                        piece.target, stored.inline[piece.offset], sequence=first + number
+                    )
+                    for number, piece in some
+                )
+                await in_order(each(publishes))
 
     async def _copied(self, stored: Stored) -> set[int]:
         """Return the numbers of the pieces that lie in their targets already."""
@@ -375,33 +386,32 @@ class Ledger:
                             found.add(header.sequence - first)
         return found
 
-    async def _packed(self, stored: Stored) -> AsyncGenerator[tuple[int, bytes]]:
-        """Give each piece, with its number in the decision."""
-        numbered = enumerate(stored.decision.pieces)
-        for staged, some in groupby(numbered, key=lambda one: one[1].staged):
-            if not staged:
-                for number, piece in some:
-                    yield number, stored.inline[piece.offset]
-                continue
-            async with aclosing(self._read_staged(staged, dict(some))) as pieces:
-                async for found in pieces:
-                    yield found
+    async def _copy_run(self, run: PieceRun, *, first: int) -> None:
+        """Let the broker copy pieces, all but those of which that was done before.
 
-    async def _read_staged(
-        self, staged: str, pieces: dict[int, Piece]
-    ) -> AsyncGenerator[tuple[int, bytes]]:
-        wanted = {piece.offset: number for number, piece in pieces.items()}
-        last = pieces[wanted[max(wanted)]]
-        reader = self._mq.read(staged, start=min(wanted), end=last.offset + last.rows)
+        A plain `Conflict` is about one of them, as in `_publish_piece`: then each is asked for by
+        itself, and nothing counts as stored because of what another one is.
+        """
+        begin = run.pieces[0]
         try:
-            async with aclosing(reader.batches()) as batches:
-                async for batch in batches:
-                    if (number := wanted.pop(_first_offset(batch), None)) is not None:
-                        yield number, repacked(batch.columns)
-        except (UnknownTopic, TopicEnded, OffsetOutOfRange) as error:
+            await self._mq.copy_batches(
+                begin.staged, begin.target, offset=begin.offset, batches=len(run.pieces),
+                producer_id=self._producer_id("copy"), sequence=first + run.number,
+                durability=self._durability,
+            )  # fmt: skip
+        except OffsetOutOfRange as error:
             raise _StagedGone(str(error)) from None
-        if wanted:
-            raise _StagedGone(f"{len(wanted)} pieces are no longer in topic {staged!r}")
+        except (UnknownTopic, TopicEnded) as error:
+            # It may as well be the target that is not there.
+            if await self._mq.has_topic(begin.staged):
+                raise
+            raise _StagedGone(str(error)) from None
+        except Conflict as error:
+            if type(error) is not Conflict:
+                raise
+            if len(run.pieces) > 1:
+                for single in run.singles():
+                    await self._copy_run(single, first=first)
 
     async def _publish_piece(self, target: str, packed: bytes, *, sequence: int) -> None:
         """Publish a piece, unless that was done before.

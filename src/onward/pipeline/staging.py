@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from onward.client.client import Client, connect
 from onward.errors import InvalidRequest, OnwardError
-from onward.message.batch import Batch, join_columns
 from onward.pipeline.columns import EncodedPiece
 from onward.pipeline.place import Place
 
@@ -28,6 +27,9 @@ INLINE_BYTES_MAX = 256 << 10
 """What a task has at most in its message; more is staged."""
 IN_FLIGHT_MAX = 16
 """Half of the window in which the broker recognises repeats: see `Ledger`."""
+RUNS_IN_FLIGHT_MAX = 2
+RUN_PIECES_MAX = IN_FLIGHT_MAX // RUNS_IN_FLIGHT_MAX
+"""So that no more sequences are unanswered than of single pieces."""
 PIECES_MAX = 1 << 17
 """Pieces of one write."""
 REQUESTS_MAX = 32
@@ -81,18 +83,46 @@ def gather(shares: Iterable[Share]) -> tuple[list[Piece], list[bytes]]:
     return pieces, inline
 
 
-def repacked(batch: Batch) -> bytes:
-    """Return a batch that was read as it was before it had a producer.
+class PieceRun(NamedTuple):
+    """Pieces of a decision that are copied with one request: neighbours in one staged topic.
 
-    >>> from onward.message.batch import decode_batch, encode_batch
-    >>> packed = encode_batch([b"a", b"b"], keys=["k", None])
-    >>> repacked(decode_batch(packed, raw_bytes_max=1000)) == packed
-    True
+    `number` is that of the first piece in its decision.
     """
-    columns: list[tuple[int, tuple[Any, ...]]] = [
-        (kind, (batch.column(kind),)) for kind in batch.kinds
-    ]
-    return join_columns(columns, 0, batch.count, 0, 0, 0)
+
+    number: int
+    pieces: list[Piece]
+
+    def singles(self) -> Iterator[PieceRun]:
+        """Give each piece by itself."""
+        for number, piece in enumerate(self.pieces, self.number):
+            yield PieceRun(number, [piece])
+
+
+def runs_of(numbered: Iterable[tuple[int, Piece]]) -> Iterator[PieceRun]:
+    """Gather staged pieces that follow each other: by number, by offset, for one target.
+
+    >>> staged = [("a", 0), ("a", 5), ("b", 10)]
+    >>> pieces = [Piece(target, 5, "@sink.x", offset) for target, offset in staged]
+    >>> [(run.number, len(run.pieces)) for run in runs_of(enumerate(pieces))]
+    [(0, 2), (2, 1)]
+    """
+    run: PieceRun | None = None
+    for number, piece in numbered:
+        if run is not None and _follows(run, number, piece):
+            run.pieces.append(piece)
+            continue
+        if run is not None:
+            yield run
+        run = PieceRun(number, [piece])
+    if run is not None:
+        yield run
+
+
+def _follows(run: PieceRun, number: int, piece: Piece) -> bool:
+    last = run.pieces[-1]
+    expected = Piece(last.target, piece.rows, last.staged, last.offset + last.rows)
+    is_next = number == run.number + len(run.pieces) and piece == expected
+    return is_next and len(run.pieces) < RUN_PIECES_MAX
 
 
 # --- in a task -------------------------------------------------------------------------------

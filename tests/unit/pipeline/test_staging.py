@@ -17,6 +17,7 @@ from onward.errors import (
     NotConnected,
     OffsetOutOfRange,
     OnwardError,
+    UnknownTopic,
 )
 from onward.message.batch import encode_batch
 from onward.pipeline.columns import EncodedPiece
@@ -30,16 +31,22 @@ from onward.pipeline.ledger import (
 )
 from onward.pipeline.place import Place
 from onward.pipeline.staging import (
+    IN_FLIGHT_MAX,
     INLINE_BYTES_MAX,
     PIECES_MAX,
+    RUN_PIECES_MAX,
+    RUNS_IN_FLIGHT_MAX,
     Piece,
+    PieceRun,
     Share,
     each,
     gather,
     in_order,
+    runs_of,
     stage,
     stage_pieces,
 )
+from onward.settings import Settings, TopicSettings
 
 QUERY = query_name("query", "5c7a")
 NOWHERE = Place("127.0.0.1:1", None, "1s")
@@ -119,6 +126,34 @@ def test_a_decision_of_as_many_pieces_as_may_be_is_small_enough_for_a_message() 
 def test_a_decision_that_cannot_be_read_says_so(body: bytes) -> None:
     with pytest.raises(Corruption, match="a decision of a sink cannot be read"):
         decode_decision(body)
+
+
+def runs(*pieces: Piece, without: int = -1) -> list[tuple[int, int]]:
+    """Return the first number and the length of each run."""
+    numbered = [one for one in enumerate(pieces) if one[0] != without]
+    return [(run.number, len(run.pieces)) for run in runs_of(numbered)]
+
+
+def test_pieces_that_follow_each_other_are_copied_together() -> None:
+    pieces = [Piece("out", 10, "@sink.x", 10 * number) for number in range(5)]
+    assert runs(*pieces) == [(0, 5)]
+    assert runs() == []
+    for place, other in [
+        (2, Piece("other", 10, "@sink.x", 20)),
+        (2, Piece("out", 10, "@sink.y", 20)),
+        (2, Piece("out", 10, "@sink.x", 21)),
+    ]:
+        assert runs(*pieces[:place], other, *pieces[place + 1 :]) == [(0, 2), (2, 1), (3, 2)]
+    assert runs(*pieces, without=2) == [(0, 2), (3, 2)]
+
+
+def test_runs_have_no_more_pieces_under_way_than_may_be() -> None:
+    pieces = [Piece("out", 1, "@sink.x", number) for number in range(2 * RUN_PIECES_MAX + 3)]
+    lengths = [length for _, length in runs(*pieces)]
+    assert lengths == [RUN_PIECES_MAX, RUN_PIECES_MAX, 3]
+    assert RUN_PIECES_MAX * RUNS_IN_FLIGHT_MAX <= IN_FLIGHT_MAX
+    (run,) = runs_of(enumerate(pieces[:3]))
+    assert list(run.singles()) == [PieceRun(number, [pieces[number]]) for number in range(3)]
 
 
 # --- one driver ------------------------------------------------------------------------------
@@ -306,6 +341,90 @@ async def test_a_batch_whose_decision_is_no_longer_kept_stores_nothing_again(
     await ledger.open()
     assert await ledger.decide(3, [carried(piece(b"zombie"))]) is None
     assert len(await bodies(mq)) == 40
+
+
+# --- what the broker copies ------------------------------------------------------------------
+
+
+async def test_what_is_staged_never_comes_to_the_driver(mq: onward.Client) -> None:
+    broker = mq._embedded.broker
+    share = await staged(mq, *(piece(b"%d" % number + bytes(50_000)) for number in range(20)))
+    before = broker.delivering.delivered_bytes
+    await Ledger(mq, QUERY).commit(0, [share])
+    # Only the decision was read.
+    assert broker.delivering.delivered_bytes - before < 50_000
+    assert [len(body) for body in await bodies(mq)] == [50_001] * 10 + [50_002] * 10
+
+
+async def test_all_kinds_of_pieces_keep_the_order_of_the_decision(mq: onward.Client) -> None:
+    shares, expected = [], []
+    for partition in range(12):
+        some = [piece(b"%d.%d" % (partition, n)) for n in range(partition * 3 % 11 + 1)]
+        expected += [b"%d.%d" % (partition, n) for n in range(len(some))]
+        is_small = partition % 3 == 1
+        shares.append(
+            carried(*some, partition=partition)
+            if is_small
+            else await staged(mq, *some, partition=partition)
+        )
+    await Ledger(mq, QUERY).commit(0, shares)
+    assert await bodies(mq) == expected
+
+
+async def test_pieces_for_several_topics_are_copied_each_to_its_own(mq: onward.Client) -> None:
+    pieces = [piece(b"%d" % number, topic=f"out{number // 2 % 3}") for number in range(40)]
+    await Ledger(mq, QUERY).commit(0, [await staged(mq, *pieces)])
+    for target in range(3):
+        expected = [b"%d" % number for number in range(40) if number // 2 % 3 == target]
+        assert await bodies(mq, f"out{target}") == expected
+
+
+async def test_a_run_that_is_older_than_what_is_remembered_is_left_as_it_is(
+    mq: onward.Client,
+) -> None:
+    pieces = [piece(b"%d" % number) for number in range(60)]
+    stored = await decided(mq, 4, await staged(mq, *pieces))
+    ledger = Ledger(mq, QUERY)
+    await ledger.open()
+    for _ in range(2):
+        await ledger.copy(stored)
+    assert await bodies(mq) == [b"%d" % number for number in range(60)]
+
+
+async def test_of_a_run_that_is_older_in_part_what_is_not_stored_is_stored(
+    mq: onward.Client,
+) -> None:
+    pieces = [piece(b"%d" % number) for number in range(40)]
+    stored = await decided(mq, 4, await staged(mq, *pieces))
+    ledger = Ledger(mq, QUERY)
+    await ledger.open()
+    # As no driver does it: the first 5 and the last are stored, and the window ends within a run.
+    first = stored.offset * PIECES_MAX
+    for number in (*range(5), 36):
+        await ledger._copy_run(PieceRun(number, [stored.decision.pieces[number]]), first=first)
+    await ledger.copy(stored)
+    found = await bodies(mq)
+    assert sorted(map(int, found)) == list(range(40))
+    assert found[:6] == [b"0", b"1", b"2", b"3", b"4", b"36"]
+
+
+async def test_a_target_that_is_missing_is_not_taken_for_what_was_staged() -> None:
+    settings = Settings(topics=TopicSettings(auto_create=False))
+    async with onward.connect("memory:", settings=settings) as mq:
+        share = await staged(mq, piece(b"a"))
+        with pytest.raises(UnknownTopic, match="topic 'out' does not exist.* batch 0 was decided"):
+            await Ledger(mq, QUERY).commit(0, [share])
+        await mq.create_topic("out")
+        assert await Ledger(mq, QUERY).finish()
+        assert await bodies(mq) == [b"a"]
+
+
+async def test_compressed_pieces_are_copied_as_they_are(mq: onward.Client) -> None:
+    packed = encode_batch([b"a" * 1_000] * 10, compression="zstd")
+    share = await staged(mq, *[EncodedPiece("out", 10, packed)] * 3)
+    await Ledger(mq, QUERY).commit(0, [share])
+    copied = [batch.columns.header async for batch in mq.read("out").batches()]
+    assert [(one.length, one.flags) for one in copied] == [(len(packed), 1)] * 3
 
 
 # --- what was for nothing --------------------------------------------------------------------
