@@ -58,7 +58,7 @@ logger = logging.getLogger("onward.copy")
 COPIES_MAX = 4
 """So many are under way in the whole broker: each holds what it has read in memory."""
 BATCHES_MAX = 16
-BYTES_MAX = 16 << 20
+BYTES_MAX = 8 << 20
 """A copy takes as many batches as fit, and at least one."""
 READ_BYTES_MAX = 1 << 20
 """After a stretch of this size others have their turn of the loop."""

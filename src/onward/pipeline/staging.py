@@ -28,8 +28,9 @@ INLINE_BYTES_MAX = 256 << 10
 IN_FLIGHT_MAX = 16
 """Half of the window in which the broker recognises repeats: see `Ledger`."""
 RUNS_IN_FLIGHT_MAX = 2
-RUN_PIECES_MAX = IN_FLIGHT_MAX // RUNS_IN_FLIGHT_MAX
-"""So that no more sequences are unanswered than of single pieces."""
+RUN_PIECES_MAX = 4
+"""About 4 MiB: what one request makes the broker hold. No more sequences are unanswered than of
+single pieces."""
 PIECES_MAX = 1 << 17
 """Pieces of one write."""
 REQUESTS_MAX = 32

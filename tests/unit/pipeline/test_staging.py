@@ -136,7 +136,7 @@ def runs(*pieces: Piece, without: int = -1) -> list[tuple[int, int]]:
 
 def test_pieces_that_follow_each_other_are_copied_together() -> None:
     pieces = [Piece("out", 10, "@sink.x", 10 * number) for number in range(5)]
-    assert runs(*pieces) == [(0, 5)]
+    assert runs(*pieces[:4]) == [(0, 4)]
     assert runs() == []
     for place, other in [
         (2, Piece("other", 10, "@sink.x", 20)),
