@@ -1,4 +1,4 @@
-"""A driver on a cluster, as a program of its own: it writes, reads, archives and is disturbed.
+"""A driver on a cluster, as a program of its own: it writes, reads, runs jobs and is disturbed.
 
     python cluster_program.py MASTER SERVERS FOLDER
 
@@ -19,6 +19,9 @@ from pyspark.sql.functions import col, count, countDistinct, udf
 
 from onward.errors import Unavailable
 from onward.pipeline.jobs.archive import archive
+from onward.pipeline.jobs.reconcile import reconcile
+from onward.pipeline.jobs.replay import replay
+from onward.pipeline.jobs.stats import stats
 from onward.pipeline.place import Place
 from onward.pipeline.sessions import session
 
@@ -75,6 +78,21 @@ def copy_with_a_pause(spark: SparkSession, place: Place, folder: Path) -> None:
     )
 
 
+def ask(spark: SparkSession, place: Place, lake: str) -> dict[str, list[int]]:
+    """Let the jobs that shuffle, and the one that writes, run on the workers."""
+    of_all = {"place": place, "lake": lake, "topics": ["cluster-in"]}
+    counted = stats(spark, **of_all)  # type: ignore[arg-type]
+    checked = reconcile(spark, groups=["archive"], **of_all)  # type: ignore[arg-type]
+    again = {"topic": "cluster-in", "to_topic": "cluster-again", "run_id": "cluster"}
+    where = f"offset < {ROWS // 2}"
+    done = replay(spark, place=place, lake=lake, where=where, **again)
+    return {
+        "stats": [counted.messages, counted.acked],
+        "reconciled": [checked.due, checked.settled, checked.unchecked],
+        "replayed": [done.rows, *tally(read(spark, place, "cluster-again"))],
+    }
+
+
 def session_that_fits_nowhere(master: str) -> str:
     """Ask for more than any worker has; return what is said about it."""
     greedy = {"spark.executor.memory": "64g", "spark.onward.executorWait": "2s"}
@@ -101,6 +119,7 @@ def main(master: str, servers: str, folder: Path) -> None:
             spark.read.option("recursiveFileLookup", "true").parquet(str(folder / "lake"))
         ),
     }
+    found |= ask(spark, place, str(folder / "lake"))
     copy_with_a_pause(spark, place, folder)
     found["copied"] = tally(read(spark, place, "cluster-copy"))
     print(json.dumps(found))

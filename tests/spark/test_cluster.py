@@ -80,6 +80,12 @@ def test_the_archive_made_on_a_cluster_has_each_message_once(found: dict[str, ob
     assert found["lake"] == [ROWS, ROWS]
 
 
+def test_jobs_on_a_cluster_count_each_message_once(found: dict[str, object]):
+    assert found["stats"] == [ROWS, ROWS]
+    assert found["reconciled"] == [ROWS, ROWS, 0]
+    assert found["replayed"] == [ROWS // 2] * 3
+
+
 def test_a_worker_that_is_killed_in_the_middle_of_a_job_changes_nothing(found: dict[str, object]):
     assert found["copied"] == [ROWS, ROWS]
     # Both tasks had begun, one of them on the dead worker, and was done again.

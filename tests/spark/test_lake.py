@@ -20,12 +20,15 @@ from onward.errors import Conflict, InvalidRequest, OffsetOutOfRange, UnknownTop
 from onward.pipeline import runs
 from onward.pipeline.jobs.archive import Archived, archive
 from onward.pipeline.jobs.compact import compact
+from onward.pipeline.jobs.reconcile import reconcile
+from onward.pipeline.jobs.stats import stats
 from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_files import read_files
 from onward.pipeline.lake_read import is_cut, read
 from onward.pipeline.lake_state import Gap, LakeFile, origin_of
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch
+from onward.pipeline.queries import sql
 from onward.pipeline.schema import arrow_schema, message_schema
 
 from ..e2e.running import BrokerProcess  # noqa: TID252
@@ -259,6 +262,36 @@ def test_a_topic_that_was_created_again_is_left_out_unless_it_is_named(
         copy(topics=names)
     followed = copy(topics=[f"{topic}-*"], follow=True, stop=iter([False, True]).__next__)
     assert followed.left_out == (names[0],)
+
+
+def test_questions_over_many_topics_take_one_that_was_created_again_from_its_live_log_alone(
+    spark: SparkSession, place: Place, mq: SyncClient, topic: str, lake: Path,
+    caplog: pytest.LogCaptureFixture,
+):  # fmt: skip
+    anew, kept = names = [f"{topic}-a", f"{topic}-b"]
+    for name in names:
+        publish(mq, name, 0, 10)
+    archive(here(), place=place, lake=str(lake), topics=names, group=topic)
+    begin_anew(mq, anew, count=12)
+    publish(mq, kept, 10, 5)
+    asked = {"place": place, "lake": str(lake), "topics": [f"{topic}-*"]}
+    found = read(spark, **asked)  # type: ignore[arg-type]
+    bodies = [(n, b"new") for n in range(12)]
+    assert rows_of(found.where(f"topic = '{anew}'")) == bodies
+    assert rows_of(found.where(f"topic = '{kept}'")) == expected(0, 15)
+    warning = f"topic '{anew}' is not the one that the lake holds: only its live log is read"
+    assert [record.getMessage() for record in caplog.records].count(warning) == 1
+
+    counted = stats(spark, **asked)  # type: ignore[arg-type]
+    assert (counted.messages, counted.acked) == (27, 10), "the acks of the old one are not of it"
+    checked = reconcile(spark, **asked)  # type: ignore[arg-type]
+    assert (checked.published, checked.unchecked) == (27, 0)
+    query = f"select topic, count(*) from messages where topic like '{topic}-%' group by 1"
+    counts = sql(spark, query, place=place, lake=str(lake)).collect()
+    assert sorted(map(tuple, counts)) == [(anew, 12), (kept, 15)]
+    for ask in (read, stats, reconcile):
+        with pytest.raises(Conflict, match=f"topic '{anew}' is not the one that the lake holds"):
+            ask(spark, place=place, lake=str(lake), topics=names)  # type: ignore[operator]
 
 
 def test_what_is_read_of_a_topic_that_began_anew_meanwhile_is_not_taken_for_the_old_one(

@@ -4,12 +4,14 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import onward
+from onward.clock import SystemClock
 from onward.delivery.group import Groups
 from onward.delivery.record import GroupRecord
 from onward.delivery.share import Share
@@ -18,7 +20,7 @@ from onward.errors import AlreadyExists, UnknownGroup, UnknownTopic
 from onward.pipeline import views
 from onward.pipeline.jobs.reconcile import Buried, Pair, judge, reconcile
 from onward.pipeline.jobs.stats import published, settled, stats
-from onward.pipeline.jobs.trace import life_lines, since_birth, trace
+from onward.pipeline.jobs.trace import life_lines, trace
 from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_state import Gap
 from onward.pipeline.place import Place, open_client
@@ -230,7 +232,7 @@ def test_a_life_line_has_all_steps_in_their_order(spark: SparkSession):
     assert lines[0]["id"] == "t/0"
     assert lines[1]["cause"] == "busy"
     # A topic that was created again has only what was done since.
-    alive = [one["at_ms"] for one in since_birth(rows, {"t": 2_500}).collect()]
+    alive = [one["at_ms"] for one in views.since_birth(rows, {"t": 2_500}).collect()]
     assert sorted(alive) == [2_500, 2_600]
 
 
@@ -302,6 +304,19 @@ def test_nothing_is_proven_while_messages_of_the_window_are_gone_unchecked(
     assert not found.is_settled
     assert found.report is not None
     assert any("(offsets 0 to 4)" in note for note in found.report.notes)
+
+
+def test_what_the_trace_shows_to_be_older_than_the_window_is_not_unchecked(
+    spark: SparkSession, place: Place, topic: str, lived: str, lake: Path
+):
+    # Nothing is left of the topic, so no message tells when it was published.
+    open_lake(lake, create=True).commit(gaps=[Gap(topic, 0, 10)])
+    ask = partial(reconcile, spark, place=place, topics=[topic], groups=[lived], lake=str(lake))
+    hour_ms = 3_600_000
+    now_ms = SystemClock().now_ms()
+    later = ask(since=now_ms + hour_ms, until=now_ms + 2 * hour_ms)
+    assert (later.published, later.unchecked, later.is_settled) == (0, 0, True)
+    assert ask(since=now_ms - hour_ms).unchecked == 10
 
 
 def test_a_question_about_what_does_not_exist_is_refused_by_name(

@@ -19,7 +19,7 @@ from onward.pipeline import bounds, stream
 from onward.pipeline.failure import plain
 from onward.pipeline.options import source_options, spark_options
 from onward.pipeline.place import Place, open_client
-from onward.pipeline.progress import catch_up
+from onward.pipeline.progress import catch_up, positions
 from onward.pipeline.runs import TOPIC as RUNS
 from onward.pipeline.runs import JobRun, decode
 from onward.pipeline.schema import message_schema
@@ -70,14 +70,15 @@ def test_a_batch_goes_from_the_start_to_the_end_and_an_idle_one_nowhere(
     mq.publish_many(topic, [b"x"] * 5)
     reader = make(topic=topic)
     start = reader.initialOffset()
-    assert start == {topic: 0}
+    assert positions(start) == {topic: 0}
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == reader.reportLatestOffset() == {topic: 5}
+    assert positions(end) == reader.reportLatestOffset() == {topic: 5}
     assert planned(reader, start, end) == [(topic, 0, 5)]
     assert reader.latestOffset(end, ReadAllAvailable()) is end
     mq.publish(topic, "more")
-    assert reader.latestOffset(end, ReadAllAvailable()) == {topic: 6}
-    assert make(topic=topic, starting_offsets={topic: 3}).initialOffset() == {topic: 3}
+    assert positions(reader.latestOffset(end, ReadAllAvailable())) == {topic: 6}
+    later = make(topic=topic, starting_offsets={topic: 3})
+    assert positions(later.initialOffset()) == {topic: 3}
 
 
 def test_a_restart_in_the_first_batch_begins_where_it_began(
@@ -142,8 +143,12 @@ def test_limits_are_shared_by_the_topics_in_proportion(
     rows = make(topic=f"{topic},{quiet}", max_rows_per_trigger=100)
     assert rows.getDefaultReadLimit() == ReadMaxRows(100)
     start = rows.initialOffset()
-    assert rows.latestOffset(start, ReadMaxRows(100)) == {topic: 90, quiet: 10}
-    assert rows.latestOffset(start, ReadAllAvailable()) == {topic: 900, quiet: 100}
+    some, all_ = (
+        rows.latestOffset(start, limit) for limit in (ReadMaxRows(100), ReadAllAvailable())
+    )
+    assert (positions(some), positions(all_)) == (
+        {topic: 90, quiet: 10}, {topic: 900, quiet: 100},
+    )  # fmt: skip
     sized = make(topic=f"{topic},{quiet}", max_bytes_per_trigger=20_000)
     assert sized.getDefaultReadLimit() == ReadMaxBytes(20_000)
     end = sized.latestOffset(start, ReadMaxBytes(20_000))
@@ -161,7 +166,7 @@ def test_available_now_ends_at_what_was_there_when_it_began(
     mq.publish_many(topic, [b"x"] * 5)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == {topic: 5}
+    assert positions(end) == {topic: 5}
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -226,7 +231,7 @@ def test_more_topics_than_one_request_takes_are_followed(
         mq.publish(name, "x")
     reader = make(topic_pattern=f"{topic}[.].*")
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert end == dict.fromkeys(names, 1)
+    assert positions(end) == dict.fromkeys(names, 1)
     assert reader.latestOffset(end, ReadAllAvailable()) is end
     mq.publish(names[4], "y")
     assert reader.latestOffset(end, ReadAllAvailable()) == end | {names[4]: 2}
@@ -275,6 +280,60 @@ def test_a_topic_that_was_created_anew_is_not_read_on_in_the_middle(
     reader.stop()
     with pytest.raises(OffsetOutOfRange, match=anew):
         make(topic=topic, group=f"g-{topic}").latestOffset(end, ReadAllAvailable())
+
+
+def test_without_a_group_a_topic_that_was_created_anew_is_an_error_or_begins_at_its_beginning(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    mq.publish_many(topic, [b"old"] * 3)
+    reader = make(topic=topic)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    mq.delete_topic(topic)
+    mq.publish_many(topic, [b"new"] * 5)
+    anew = f"topic '{topic}' was created anew since this query read it"
+    for one in (reader, make(topic=topic)):
+        with pytest.raises(OffsetOutOfRange, match=anew):
+            one.latestOffset(end, ReadAllAvailable())
+        with pytest.raises(OffsetOutOfRange, match=anew):
+            one.partitions(start, end)
+    skipping = make(topic=topic, on_data_loss="skip")
+    assert planned(skipping, start, end) == [], "what was planned of the old one is gone with it"
+    after = skipping.latestOffset(end, ReadAllAvailable())
+    assert planned(skipping, end, after) == [(topic, 0, 5)]
+    assert skipping.latestOffset(after, ReadAllAvailable()) is after
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_a_topic_that_was_created_anew_and_is_no_longer_than_before_is_noticed_too(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str, count: int
+):
+    mq.publish_many(topic, [b"old"] * 3)
+    reader = make(topic=topic)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    mq.delete_topic(topic)
+    mq.create_topic(topic)
+    for _ in range(count):
+        mq.publish(topic, b"new")
+    with pytest.raises(OffsetOutOfRange, match=f"topic '{topic}' was created anew"):
+        make(topic=topic).latestOffset(end, ReadAllAvailable())
+    skipping = make(topic=topic, on_data_loss="skip")
+    after = skipping.latestOffset(end, ReadAllAvailable())
+    assert positions(after) == {topic: count}
+    assert planned(skipping, end, after) == ([(topic, 0, count)] if count else [])
+
+
+def test_a_checkpoint_that_does_not_say_which_topics_it_means_goes_on(
+    make: Callable[..., StreamReader], mq: SyncClient, topic: str
+):
+    mq.publish_many(topic, [b"x"] * 3)
+    reader = make(topic=topic)
+    assert planned(reader, {topic: 0}, {topic: 2}) == [(topic, 0, 2)]
+    end = reader.latestOffset({topic: 2}, ReadAllAvailable())
+    assert positions(end) == {topic: 3}
+    idle = {topic: 3}
+    assert reader.latestOffset(idle, ReadAllAvailable()) is idle
+    assert list(stream.origins_of(end)) == [topic], "from now on it does"
 
 
 def test_a_checkpoint_of_another_query_is_refused(

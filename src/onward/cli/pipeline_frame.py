@@ -26,7 +26,7 @@ import click
 
 from onward.cli.output import is_terminal, printable
 from onward.cli.params import DURATION, INSTANT, PAIR, refuse_at_once
-from onward.cli.pipeline_stop import Stop
+from onward.cli.pipeline_stop import LINE, Stop
 from onward.client.address import parse_addresses
 from onward.client.finding import parse_id
 from onward.errors import InvalidRequest, NotConnected, NotInstalled, OnwardError
@@ -73,15 +73,17 @@ class Start:
         is_own: bool = True,
         check: Callable[[], object] | None = None,
         is_asked_to_end: bool = False,
+        stopped: str = LINE,
         **about: Any,
     ) -> Iterator[Work]:
         """Start Spark and run a job in this block; with `is_own` its errors are told in one line.
 
         Spark takes a while to start. What is wrong without it is noticed before: a broker that is
         not there, a topic or a lake that does not exist, what `check` raises. With
-        `is_asked_to_end` the first ctrl-C only makes `work.stop()` true.
+        `is_asked_to_end` the first ctrl-C only makes `work.stop()` true; `stopped` is what is said
+        when one has ended it.
         """
-        stop = Stop()
+        stop = Stop(stopped)
         with stop.in_one_line(), _in_one_line(is_own=is_own), ExitStack() as stack:
             is_there = self._is_there(needs_broker=needs_broker)
             from onward.pipeline.place import Place

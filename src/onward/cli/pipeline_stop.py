@@ -21,6 +21,8 @@ import click
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 LINE = "stopped; run it again to go on"
+ANEW = "stopped; what is written stays, and run again it is written again: --run-id prevents that"
+AGAIN = "stopped; what is delivered stays so, and run again it is delivered again"
 INTERRUPTED = 130
 
 
@@ -31,7 +33,8 @@ class Stop:
     False
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: str = LINE) -> None:
+        self._line = line
         self._is_gentle = False
         self._is_asked = False
         self._is_left = False
@@ -61,7 +64,7 @@ class Stop:
                 raise
             if self._ending is not None:
                 self._ending.join()
-            click.echo(LINE, err=True)
+            click.echo(self._line, err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
         finally:
             logging.disable(quiet_before)

@@ -23,6 +23,7 @@ from onward.cli.pipeline_frame import (
     spark_options,
     window_options,
 )
+from onward.cli.pipeline_stop import AGAIN, ANEW, LINE
 
 if TYPE_CHECKING:
     from onward.pipeline.jobs.redrive import Redriven
@@ -73,7 +74,10 @@ def replay(
         raise click.UsageError(
             "say where to: --to-topic or --to-group", click.get_current_context()
         )
-    with spark.job("replay", topic=topic, to_topic=to_topic, to_group=to_group) as work:
+    stopped = stopped_line(run_id, dry_run=dry_run) if to_topic else LINE if dry_run else AGAIN
+    with spark.job(
+        "replay", stopped=stopped, topic=topic, to_topic=to_topic, to_group=to_group
+    ) as work:
         from onward.pipeline.jobs.replay import replay
 
         done = replay(
@@ -92,6 +96,15 @@ def replay(
     print_line(f"{counted(done.rows, 'message')} {said} to {to}")
     if done.gone:
         print_line(f"{counted(done.gone, 'message')} are no longer in the log of {topic!r}")
+
+
+def stopped_line(run_id: str | None, *, dry_run: bool) -> str:
+    """Return what to say of a run that was stopped: only one with a name can go on.
+
+    >>> stopped_line("fix-17", dry_run=False)
+    'stopped; run it again to go on'
+    """
+    return ANEW if run_id is None and not dry_run else LINE
 
 
 def _done_already(run_id: str) -> str:
@@ -143,7 +156,10 @@ def schedule(
         # The driver of a database is looked for where Java itself looks, tasks get the jars.
         paths = ":".join(jars)
         spark = spark.with_config(spark_jars=",".join(jars), spark_driver_extraClassPath=paths)
-    with spark.job("schedule", topic=topic, source=_without_password(source)) as work:
+    stopped = stopped_line(run_id, dry_run=dry_run)
+    with spark.job(
+        "schedule", stopped=stopped, topic=topic, source=_without_password(source)
+    ) as work:
         from onward.pipeline.jobs.schedule import schedule
 
         done = schedule(

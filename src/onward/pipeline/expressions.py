@@ -18,6 +18,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import functions as sql
 
 from onward.errors import InvalidRequest
+from onward.pipeline.failure import uncapitalized
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,7 +62,7 @@ def first_sentence(error: object) -> str:
     """
     text = _STATE.sub("", _CLASS.sub("", str(error).strip()))
     line = " ".join(text.split("\n\n")[0].split()).rstrip(".")[:_SENTENCE_CHARACTERS_MAX]
-    return f"{line[:1].lower()}{line[1:]}"
+    return uncapitalized(line)
 
 
 def hush() -> None:

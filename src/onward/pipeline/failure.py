@@ -80,7 +80,16 @@ def _wrong_query(error: BaseException, text: str) -> OnwardError | None:
         return None
     line = _SQLSTATE.sub("", text.strip().splitlines()[0])
     sentence = _CONDITION.sub("", line).rstrip(".; ")
-    return InvalidRequest(sentence[:1].lower() + sentence[1:])
+    return InvalidRequest(uncapitalized(sentence))
+
+
+def uncapitalized(sentence: str) -> str:
+    """Return a sentence as our errors begin, in lower case; a word in capitals stays one.
+
+    >>> uncapitalized("The table is not there"), uncapitalized("JDBC says no")
+    ('the table is not there', 'JDBC says no')
+    """
+    return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def _of_spark(text: str) -> OnwardError | None:

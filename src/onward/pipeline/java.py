@@ -11,6 +11,7 @@ algebra uses. So a small script in the user's cache directory stands in for `bin
 one argument out and runs the wheel's Java with the rest.
 """
 
+import errno
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 JAVA_OLDEST = 17
 ANSWER_S_MAX = 30.0
+BUSY_TRIES = 100
+BUSY_S = 0.02
 
 _SHIM = """\
 #!/bin/sh
@@ -57,13 +61,19 @@ def find_java() -> str:
 
 def java_version(java: Path) -> int | None:
     """Return the major version of a `java` program; None when it does not run or does not say."""
-    try:
-        answer = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=ANSWER_S_MAX
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse_version(answer.stderr + answer.stdout) if answer.returncode == 0 else None
+    for _ in range(BUSY_TRIES):
+        try:
+            answer = subprocess.run(
+                [str(java), "-version"], capture_output=True, text=True, timeout=ANSWER_S_MAX
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            if not isinstance(error, OSError) or error.errno != errno.ETXTBSY:
+                return None
+            # Another thread has just written it, and what that began meanwhile has it open still.
+            time.sleep(BUSY_S)
+        else:
+            return parse_version(answer.stderr + answer.stdout) if not answer.returncode else None
+    return None
 
 
 def parse_version(answer: str) -> int | None:

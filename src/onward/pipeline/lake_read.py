@@ -6,6 +6,8 @@
 The two parts meet at one offset, so nothing is missing and nothing is there twice. Files are left
 out by their offsets and times before Spark sees them. A stretch that is in neither part, because
 retention took it before the archive came, is an error that names it; `on_gap="skip"` reads over it.
+A topic that was created anew is not the one of the lake: an error when it is asked for by name,
+else its live log is all that is read of it, and a warning says so.
 
     start   None or "earliest", "latest", offsets {"orders": 120}, a time, or how long ago ("1h")
     end     None or "latest" (the ends as they are now), offsets, a time, or how long ago
@@ -14,6 +16,7 @@ retention took it before the archive came, is an error that names it; `on_gap="s
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -28,7 +31,7 @@ from onward.clock import SystemClock
 from onward.durations import parse_instant_ms
 from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from onward.pipeline.lake import Lake, open_lake
-from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same
+from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same, is_same
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.schema import MESSAGE_COLUMNS, message_schema
 from onward.pipeline.window import choose_topics, first_ms
@@ -40,6 +43,9 @@ Bound = str | int | datetime | timedelta | Mapping[str, int] | None
 """A place in topics: a word, one offset of one topic, offsets by topic, a time, how long ago."""
 OnGap = Literal["fail", "skip"]
 LOOKS_MAX = 10
+TOLD_MAX = 20
+
+_log = logging.getLogger("onward.pipeline")
 
 
 class Side(NamedTuple):
@@ -59,6 +65,8 @@ class Part(NamedTuple):
     end: int
     live_first: int = 0
     live_end: int = 0
+    is_alone: bool = False
+    """The lake has another topic of this name: nothing of it may come from there."""
 
 
 def read(
@@ -71,12 +79,14 @@ def read(
     end: Bound = None,
     columns: Sequence[str] | None = None,
     on_gap: OnGap = "fail",
+    named: Sequence[str] | None = None,
 ) -> DataFrame:
     """Return the messages of topics (names or patterns; none are all) as one DataFrame.
 
         read(spark, place=Place("localhost:7700"), topics="orders", lake="/data/lake", start="1d")
 
-    Rows come in no order; their offsets say what it was.
+    Rows come in no order; their offsets say what it was. `named` are the topics that somebody asked
+    for by name, when a job has made `topics` of patterns.
     """
     if end == "earliest":
         raise InvalidRequest("a read ends at 'latest', at offsets or at a time, not at 'earliest'")
@@ -89,13 +99,17 @@ def read(
         now_ms = SystemClock().now_ms()
         begin = side_of(start, chosen, now_ms=now_ms)
         finish = side_of("latest" if end is None else end, chosen, now_ms=now_ms)
-        parts = [
-            part_of(
-                topic, state, live.get(topic), begin, finish, on_gap=on_gap,
-                live_since_ms=_live_since_ms(mq, live.get(topic), state, begin),
+        alone = others_of(chosen, live, state, named=wanted if named is None else named)
+        parts = []
+        for topic in chosen:
+            held = LakeState() if topic in alone else state
+            since_ms = _live_since_ms(mq, live.get(topic), held, begin)
+            part = part_of(
+                topic, held, live.get(topic), begin, finish, on_gap=on_gap, live_since_ms=since_ms
             )
-            for topic in chosen
-        ]  # fmt: skip
+            parts.append(part._replace(is_alone=topic in alone))
+    if alone:
+        _log.warning("%s", say_alone(alone))
     frames = _lake_frames(spark, opened, parts)
     frames += _live_frames(spark, place, opened, parts, names, on_gap)
     within = _between(begin, finish)
@@ -125,6 +139,38 @@ def look(
             return state, live
         state = newer
     return state, _live_topics(mq, wanted)
+
+
+def others_of(
+    topics: Iterable[str], live: Mapping[str, TopicDescription], state: LakeState, *,
+    named: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return the topics that are not those of the lake, though they have their names.
+
+    One that is `named` is not among them: who asks for it by name hears of it as an error.
+
+    >>> orders = TopicDescription(topic="orders", number=2, state="active", created_at_ms=9)
+    >>> others_of(["orders"], {"orders": orders}, LakeState(origins={"orders": "1@5"}))
+    ['orders']
+    """
+    return [
+        topic
+        for topic in topics
+        if topic in live and topic not in named and not is_same(live[topic], state)
+    ]
+
+
+def say_alone(topics: Sequence[str]) -> str:
+    """Return the sentence about topics of which only the live log is read.
+
+    >>> say_alone(["orders"])
+    "topic 'orders' is not the one that the lake holds: only its live log is read"
+    """
+    if len(topics) == 1:
+        return f"topic {topics[0]!r} is not the one that the lake holds: only its live log is read"
+    some = ", ".join(repr(topic) for topic in topics[:TOLD_MAX])
+    more = f" and {len(topics) - TOLD_MAX:,} more" if len(topics) > TOLD_MAX else ""
+    return f"topics {some}{more} are not those that the lake holds: only their live log is read"
 
 
 def is_cut(place: Place, topic: str, *, lake: str | None = None, since_ms: int | None) -> bool:
@@ -197,7 +243,7 @@ def part_of(
     of its first message, when that is known.
 
     >>> orders = TopicDescription(topic="orders", number=1, state="active", next_offset=9)
-    >>> part_of("orders", LakeState(), orders, Side(), Side(offsets={"orders": 5}))[2:]
+    >>> part_of("orders", LakeState(), orders, Side(), Side(offsets={"orders": 5}))[2:6]
     (0, 0, 0, 5)
     """
     if live is None and not state.end_of(topic):
@@ -352,8 +398,20 @@ def _live_frames(
     names: Sequence[str], on_gap: OnGap,
 ) -> list[DataFrame]:  # fmt: skip
     live = [part for part in parts if part.live_first < part.live_end]
-    if not live:
-        return []
+    # What retention takes meanwhile is looked for in the lake, where another topic may be.
+    alone = [part for part in live if part.is_alone]
+    stitched = [part for part in live if not part.is_alone]
+    return [
+        _live_frame(spark, place, held, some, names, on_gap)
+        for some, held in ((stitched, lake), (alone, None))
+        if some
+    ]
+
+
+def _live_frame(
+    spark: SparkSession, place: Place, lake: Lake | None, live: Sequence[Part],
+    names: Sequence[str], on_gap: OnGap,
+) -> DataFrame:  # fmt: skip
     options = {
         "servers": place.servers, "token": place.token, "timeout": place.timeout,
         "topic": ",".join(part.topic for part in live),
@@ -365,7 +423,7 @@ def _live_frames(
         "onDataLoss": "skip" if on_gap == "skip" and lake is None else None,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    return [spark.read.format("onward").options(**given).load()]
+    return spark.read.format("onward").options(**given).load()
 
 
 def _between(begin: Side, finish: Side) -> Column | None:

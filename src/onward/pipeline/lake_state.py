@@ -169,12 +169,22 @@ def check_same(topic: TopicDescription, state: LakeState) -> None:
 
     >>> check_same(TopicDescription(topic="orders", number=1, state="active"), LakeState())
     """
-    end, origin = state.end_of(topic.topic), state.origins.get(topic.topic)
-    if end > topic.next_offset or (origin is not None and origin != origin_of(topic)):
+    if not is_same(topic, state):
         raise Conflict(
-            f"topic {topic.topic!r} is not the one that the lake holds to offset {end}: it was "
-            "deleted and created again, or its broker is another one; use another lake for it"
+            f"topic {topic.topic!r} is not the one that the lake holds to offset "
+            f"{state.end_of(topic.topic)}: it was deleted and created again, or its broker is "
+            "another one; use another lake for it"
         )
+
+
+def is_same(topic: TopicDescription, state: LakeState) -> bool:
+    """Tell whether a topic is the one that the lake holds under its name, or holds not at all.
+
+    >>> is_same(TopicDescription(topic="orders", number=1, state="active"), LakeState())
+    True
+    """
+    origin = state.origins.get(topic.topic, origin_of(topic))
+    return origin == origin_of(topic) and state.end_of(topic.topic) <= topic.next_offset
 
 
 def origin_of(topic: TopicDescription) -> str:

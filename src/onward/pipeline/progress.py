@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from onward.client.sync import SyncClient
 
-GROUP, SERVERS = "@group", "@servers"
+GROUP, SERVERS, ORIGINS = "@group", "@servers", "@origins"
+"""What a stream's offset says beside where it is in each topic."""
 MEMBER = "spark"
 
 FREE_S = 5.0
@@ -56,13 +57,14 @@ _log = logging.getLogger("onward.pipeline")
 _listeners: dict[str, ProgressListener] = {}
 
 
-def positions(offset: Mapping[str, int | str]) -> dict[str, int]:
+def positions(offset: Mapping[str, object]) -> dict[str, int]:
     """Return the topics of a stream's offset.
 
     >>> positions({"@group": "totals", "orders": 12})
     {'orders': 12}
     """
-    return {topic: int(at) for topic, at in offset.items() if topic not in (GROUP, SERVERS)}
+    beside = (GROUP, SERVERS, ORIGINS)
+    return {topic: int(str(at)) for topic, at in offset.items() if topic not in beside}
 
 
 def advance(mq: SyncClient, group: str, to: Mapping[str, int]) -> None:

@@ -4,7 +4,10 @@
                         └─ `start` is committed: the group is advanced to it
 
 A stream's offset is JSON with sorted keys, {"@group": "g", "@servers": "...", "orders": 123}: all
-below is done. It is compared as text, so an idle stream returns what it was given.
+below is done. It is compared as text, so an idle stream returns what it was given. Without a group
+it has {"@origins": {"orders": "7@1763280000000"}, ...}: which topic of that name is meant. One that
+was created anew is an error, or with onDataLoss=skip read from its beginning; an offset of an older
+version has no origins, and is taken as it is.
 
     - With a group the first offset lies on the broker, so a restart in the first batch begins
       where it began, and the group is held: one query at a time. It is made when the
@@ -56,10 +59,11 @@ from onward.pipeline.bounds import (
     topics_now,
 )
 from onward.pipeline.brief import brief
+from onward.pipeline.lake_state import origin_of
 from onward.pipeline.options import Bound, SourceOptions
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
-from onward.pipeline.progress import GROUP, MEMBER, SERVERS, advance, listen, positions
+from onward.pipeline.progress import GROUP, MEMBER, ORIGINS, SERVERS, advance, listen, positions
 from onward.pipeline.source import known_losses, partitions_of, source_spellings
 from onward.pipeline.topic_reads import check_schema, read_stretches
 
@@ -75,8 +79,12 @@ POLL_S = 0.5
 HOLD_S = 3.0
 """How long to wait for a group: the process of a query that has just ended may still have it."""
 SAMPLE_BYTES = 64 << 10
+ASKED_ALONE_MAX = 8
+"""Of more topics than this all are asked for at once."""
 
-Offset = dict[str, int | str]
+Origins = dict[str, str]
+"""Topic to what tells it from another one of its name."""
+Offset = dict[str, int | str | Origins]
 
 
 def read_stream(
@@ -129,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 start = options.start or Bound(word="earliest")
                 first = offsets_of(mq, start, ends, group=None, missing="earliest")
-            self._initial = self._offset(first)
+            self._initial = self._offset(first, self._origins(mq, first))
         return self._initial
 
     @brief
@@ -156,13 +164,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_named(first)
         if not self._is_checked:
             # Before there is a group or it is told anything: the checkpoint may be another's.
-            self._check_ends(first, topics_now(mq, self._options))
+            now = topics_now(mq, self._options)
+            anew = self._anew(start, self._origins(mq, now))
+            self._check_ends({topic: at for topic, at in first.items() if topic not in anew}, now)
         self._keep(mq)
         if not self._is_checked:
             self._check_consumed(mq, first)
             self._is_checked = True
         self._advance(mq, first)
         heads = self._heads(mq, first)
+        origins = self._origins(mq, heads)
+        anew = self._anew(start, origins)
+        first |= {topic: heads[topic].first_offset for topic in anew}
         self._check_ends(first, heads)
         known = {topic: self._from(topic, at, heads) for topic, at in first.items()}
         # What is new to the query begins at its beginning, in the next batch.
@@ -170,10 +183,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                    for t, end in heads.items()}  # fmt: skip
         rows_max = None if isinstance(limit, ReadAllAvailable) else self._rows_max(known, reached)
         ends = first | admit(known, reached, rows_max=rows_max)
-        if ends == first:
+        if ends == first and not anew:
             return start
         self._check_consumed(mq, [topic for topic, at in first.items() if ends[topic] > at])
-        return self._offset(ends)
+        return self._offset(ends, origins_of(start) | origins)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Return where the topics end, as last heard: with it Spark shows the lag."""
@@ -188,6 +201,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the work of each task for one batch."""
         mq, first, stop = self._mq(), positions(start), positions(end)
         self._check_named(stop)
+        began, meant = origins_of(start), origins_of(end)
+        first |= {t: 0 for t, one in meant.items() if began.get(t, one) != one}
         for topic, at in stop.items():
             if first.get(topic, at) > at:
                 raise OffsetOutOfRange(
@@ -197,7 +212,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stretches = [Stretch(topic, first.get(topic, at), at) for topic, at in stop.items()]
         stretches = [stretch for stretch in stretches if stretch.rows]
         ends = self._ends_to_read(mq, [stretch.topic for stretch in stretches])
-        stretches = [stretch for stretch in stretches if stretch.topic in ends]
+        anew = self._anew(end, self._origins(mq, ends))
+        stretches = [one for one in stretches if one.topic in ends and one.topic not in anew]
         self._check_ends({topic: at for topic, _, at in stretches}, ends)
         self._take(mq)
         kept = [known_losses(self._options, one, ends[one.topic].first_offset) for one in stretches]
@@ -331,11 +347,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _offset(self, offsets: Mapping[str, int]) -> Offset:
+    def _offset(self, offsets: Mapping[str, int], origins: Origins | None = None) -> Offset:
         known: Offset = dict(offsets)
+        if origins:
+            known[ORIGINS] = dict(sorted(origins.items()))
         if self._options.group is not None:
             known |= {GROUP: self._options.group, SERVERS: self._options.place.servers}
         return dict(sorted(known.items()))
+
+    def _origins(self, mq: SyncClient, topics: Iterable[str]) -> Origins:
+        """Return which topics are meant by these names now; a group knows that by itself."""
+        if self._options.group is not None:
+            return {}
+        names = set(topics)
+        if len(names) > ASKED_ALONE_MAX:
+            return {one.topic: origin_of(one) for one in mq.topics() if one.topic in names}
+        found = {}
+        for name in sorted(names):
+            with suppress(UnknownTopic, TopicEnded):  # deleted meanwhile: who reads it hears of it
+                found[name] = origin_of(mq.topic(name))
+        return found
+
+    def _anew(self, offset: Offset, now: Origins) -> list[str]:
+        """Return the topics that are others than an offset means; raise unless they are skipped."""
+        anew = [topic for topic, one in origins_of(offset).items() if now.get(topic, one) != one]
+        if anew and self._options.on_loss != "skip":
+            raise OffsetOutOfRange(
+                f"topic {anew[0]!r} was created anew since this query read it: its offsets are of "
+                "other messages; begin with a new checkpoint, or set onDataLoss=skip to read it "
+                "from its beginning"
+            )
+        return anew
 
     def _check_named(self, offsets: Mapping[str, int]) -> None:
         """Refuse the offsets of a query that reads other topics."""
@@ -350,7 +392,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_consumed(self, mq: SyncClient, topics: Iterable[str]) -> None:
         """Refuse topics that were created anew: their offsets are of other messages.
 
-        A group is done with a topic when that ends. Without one nothing tells.
+        A group is done with a topic when that ends. Without one the offset itself tells (`_anew`).
         """
         group = self._options.group
         if group is None:
@@ -371,6 +413,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{_FOREIGN}: it is at offset {at} of topic {topic!r}, which ends at "
                     f"{ends[topic].next_offset}"
                 )
+
+
+def origins_of(offset: Offset) -> Origins:
+    """Return which topics an offset means, as far as it says so.
+
+    >>> origins_of({"@origins": {"orders": "7@99"}, "orders": 12}), origins_of({"orders": 12})
+    ({'orders': '7@99'}, {})
+    """
+    found = offset.get(ORIGINS)
+    return dict(found) if isinstance(found, dict) else {}
 
 
 _FOREIGN = "this checkpoint is of another query, topic or broker"

@@ -14,7 +14,7 @@ from onward.client.sync import SyncClient
 from onward.client.topics import TopicDescription
 from onward.errors import OffsetOutOfRange
 from onward.pipeline.lake import open_lake
-from onward.pipeline.lake_read import look
+from onward.pipeline.lake_read import look, others_of
 from onward.pipeline.lake_state import Gap, LakeState
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.report import Gone
@@ -28,12 +28,16 @@ def find_gone(place: Place, topics: Sequence[str], window: Window, lake: str | N
     opened = None if lake is None else open_lake(lake)
     with open_client(place, name="spark-reconcile") as mq:
         state, live = look(mq, opened, topics)
+        alone = others_of(topics, live, state)
         return [
             gone
             for topic in topics
             if topic in live
-            for gone in gone_of(live[topic], state, window, time_of=partial(_time_of, mq, topic))
-        ]
+            for gone in gone_of(
+                live[topic], LakeState() if topic in alone else state, window,
+                time_of=partial(_time_of, mq, topic),
+            )
+        ]  # fmt: skip
 
 
 def _time_of(mq: SyncClient, topic: str, offset: int) -> int | None:

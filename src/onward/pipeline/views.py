@@ -97,6 +97,24 @@ def trace_rows(bodies: DataFrame) -> DataFrame:
     return parsed.where("row.did IS NOT NULL").select("seq", "row.*")
 
 
+def since_birth(rows: DataFrame, born_at_ms: Mapping[str, int]) -> DataFrame:
+    """Return the rows of topics as they are now: one that was created again had another life."""
+    known = rows.sparkSession.createDataFrame(
+        list(born_at_ms.items()), "topic STRING, born_at_ms BIGINT"
+    )
+    alive = rows.join(F.broadcast(known), "topic").where("at_ms >= born_at_ms")
+    return alive.select(*rows.columns)
+
+
+def ends_before(rows: DataFrame, at_ms: int) -> dict[str, int]:
+    """Return for each topic an offset below which all is older than a moment: groups had it then.
+
+    A message is published before anything is done to it, and after those of smaller offsets.
+    """
+    ended = ranges(rows.where(F.col("at_ms") < at_ms)).groupBy("topic").agg(F.max("end"))
+    return {topic: int(end) for topic, end in ended.collect()}
+
+
 def lives(rows: DataFrame) -> DataFrame:
     """Return rows in which a copy of a group has also what its source did before the copy."""
     found = rows.where("did = 'forked'").select("seq", "group", "source").orderBy("seq")

@@ -18,8 +18,8 @@ import pytest
 from onward import connect_sync
 from onward.cli.pipeline import _print_runs, command
 from onward.cli.pipeline_frame import check_named, record_of
-from onward.cli.pipeline_stop import Stop
-from onward.cli.pipeline_writes import _format_of, _without_password
+from onward.cli.pipeline_stop import ANEW, LINE, Stop
+from onward.cli.pipeline_writes import _format_of, _without_password, stopped_line
 from onward.errors import UnknownTopic
 from onward.pipeline import sessions
 from onward.pipeline.lake import open_lake
@@ -214,6 +214,19 @@ def test_a_signal_leaves_a_job_with_one_line(capsys: pytest.CaptureFixture[str])
         assert capsys.readouterr().err == "stopped; run it again to go on\n"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert logging.root.isEnabledFor(logging.CRITICAL)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "dry_run", "said"),
+    [("fix-17", False, LINE), (None, True, LINE), (None, False, ANEW)],
+)
+def test_only_a_run_that_can_go_on_is_said_to(
+    run_id: str | None, dry_run: bool, said: str, capsys: pytest.CaptureFixture[str]
+):
+    line = stopped_line(run_id, dry_run=dry_run)
+    with pytest.raises(click.exceptions.Exit), Stop(line).in_one_line():
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err == f"{said}\n"
 
 
 def test_a_job_that_follows_is_asked_first_and_left_by_the_second_signal():

@@ -134,6 +134,16 @@ def test_two_that_start_at_once_both_have_a_whole_script(wheel: Path, tmp_path: 
     assert java.java_version(Path(home) / "bin" / "java") == 21
 
 
+def test_a_script_that_is_still_open_for_writing_is_tried_again(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = Path(java.find_java()) / "bin" / "java"
+    with program.open("r+b") as held:
+        monkeypatch.setattr(java.time, "sleep", lambda _: held.close())
+        assert java.java_version(program) == 21
+        assert held.closed, "it was busy at first"
+
+
 def test_a_script_that_was_cut_short_is_written_again(wheel: Path):
     program = Path(java.find_java()) / "bin" / "java"
     whole = program.read_text()

@@ -95,6 +95,14 @@ def test_what_was_read_before_retention_took_it_is_not_unchecked():
     assert concerned(lost, pairs, starts={}, seen={"orders": (65, 100)}) == lost
 
 
+def test_what_a_group_had_before_the_window_is_older_than_it():
+    lost, pairs = [Gone("orders", 0, 65)], [Pair("orders", "a", 99)]
+    found = [
+        concerned(lost, pairs, starts={}, seen={}, older={"orders": end}) for end in (0, 40, 65)
+    ]
+    assert found == [lost, [Gone("orders", 40, 65)], []]
+
+
 def test_every_stretch_that_is_gone_is_named_up_to_a_limit():
     assert say_gone([]) == []
     many = [Gone("orders", at * 10, at * 10 + 5) for at in range(GONE_SAID_MAX + 3)]

@@ -13,7 +13,8 @@ Each message that was published in the window is held against each group that co
 `slow` and `repeated` (acked again without a replay) are counted beside that. A broadcast has no
 acks: it is named, not checked. Where the trace no longer reaches back to the window, what lies
 below a group's cursor counts as settled, unless it is one of its dead letters, and the report says
-so. What retention took and no lake has is `unchecked`: nothing is proven while there is any.
+so. What retention took and no lake has is `unchecked`, unless a later message or the trace shows
+that it is older than the window: nothing is proven while there is any.
 """
 
 from __future__ import annotations
@@ -128,9 +129,10 @@ def reconcile(
     slow_ms = duration_ms(slow)
     with runs.using(run, place, job="reconcile", topics=list(topics)) as told:
         with open_client(place, name="spark-reconcile") as mq:
-            names = choose_topics((one.topic for one in mq.topics()), topics)
+            born_at_ms = {one.topic: one.created_at_ms for one in mq.topics()}
+            names = choose_topics(born_at_ms, topics)
             pairs, notes = find_pairs(mq, names, groups)
-        with _kept(_messages(spark, place, names, window, lake)) as messages:
+        with _kept(_messages(spark, place, names, window, lake, named=topics)) as messages:
             # After the read is planned: what is gone by then is all that it can miss.
             gone = find_gone(place, names, window, lake)
             ends = _ends(messages)
@@ -141,7 +143,9 @@ def reconcile(
                     place, views.TRACE_TOPIC, lake=lake, since_ms=window.since_ms
                 )  # fmt: skip
                 bounds = {one.topic: (one.low, one.high) for one in ends}
-                gone = concerned(gone, pairs, starts=_starts(rows) if gone else {}, seen=bounds)
+                if gone:
+                    older = _older(spark, place, gone, window, lake, born_at_ms)
+                    gone = concerned(gone, pairs, starts=_starts(rows), seen=bounds, older=older)
                 buried = _buried(place, pairs, bounds) if is_cut else []
                 judged = judge(
                     messages, rows, pairs, bounds=bounds, trust_cursor=is_cut, buried=buried
@@ -235,14 +239,17 @@ def concerned(
     *,
     starts: Mapping[tuple[str, str], int],
     seen: views.Bounds,
+    older: Mapping[str, int] | None = None,
 ) -> list[Gone]:
     """Return what is gone as far as a group had to do with it, and it was not read just before.
 
-    `starts` has the groups whose start is known; `seen` has what was read of each topic.
+    `starts` has the groups whose start is known; `seen` has what was read of each topic; `older`
+    has the offsets below which a topic's messages are from before the window.
 
     >>> concerned([Gone("t", 0, 9)], [Pair("t", "g", 0)], starts={("t", "g"): 4}, seen={})
     [Gone(topic='t', first=4, end=9)]
     """
+    older = older or {}
     begins: dict[str, int] = {}
     for pair in pairs:
         start = starts.get((pair.topic, pair.group), 0)
@@ -251,10 +258,22 @@ def concerned(
     for topic, first, end in gone:
         low = seen.get(topic, (end, end))[0]
         # Retention may go on while messages are read: what was seen is not unchecked.
-        cut.append(
-            Gone(topic, max(first, begins.get(topic, end)), low if first <= low < end else end)
-        )
+        begin = max(first, begins.get(topic, end), older.get(topic, 0))
+        cut.append(Gone(topic, begin, low if first <= low < end else end))
     return [one for one in cut if one.first < one.end]
+
+
+def _older(
+    spark: SparkSession, place: Place, gone: Sequence[Gone], window: Stretch, lake: str | None,
+    born_at_ms: Mapping[str, int],
+) -> dict[str, int]:  # fmt: skip
+    """Return the offsets below which the trace proves messages to be older than the window."""
+    if window.since_ms is None:
+        return {}
+    born = {one.topic: born_at_ms[one.topic] for one in gone}
+    told = views.since_birth(views.trace_frame(spark, place, lake=lake), born)
+    # Of a clock that was set back a message may have a later time than what was done to it.
+    return views.ends_before(told, window.since_ms - duration_ms(views.MARGIN))
 
 
 def _starts(rows: DataFrame) -> dict[tuple[str, str], int]:
@@ -275,14 +294,15 @@ class _End(NamedTuple):
 
 
 def _messages(
-    spark: SparkSession, place: Place, topics: Sequence[str], window: Stretch, lake: str | None
-) -> DataFrame:
+    spark: SparkSession, place: Place, topics: Sequence[str], window: Stretch, lake: str | None,
+    *, named: Sequence[str],
+) -> DataFrame:  # fmt: skip
     columns = ["topic", "offset", "published_at"]
     if not topics:
         return spark.createDataFrame([], "topic STRING, offset BIGINT, published_ms BIGINT")
     found = read(
         spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
-        columns=columns,
+        columns=columns, named=named,
         # A gap in the lake is counted as unchecked; without one, what goes meanwhile is an error.
         on_gap="fail" if lake is None else "skip",
     )  # fmt: skip

@@ -7,7 +7,7 @@
                       and the time from the publish to the ack (of half, 95 % and 99 % of them)
 
 Counts come from ranges of the trace, never message by message. The times are of messages that were
-published in the window.
+published in the window. Of a topic that was created anew only its last life counts.
 """
 
 from __future__ import annotations
@@ -78,12 +78,14 @@ def stats(
     window = window_of(since, until, now_ms=SystemClock().now_ms())
     with runs.using(run, place, job="stats", topics=list(topics)) as told:
         with open_client(place, name="spark-stats") as mq:
-            names = choose_topics((one.topic for one in mq.topics()), topics)
-        messages = _messages(spark, place, names, window, lake)
+            born_at_ms = {one.topic: one.created_at_ms for one in mq.topics()}
+            names = choose_topics(born_at_ms, topics)
+        messages = _messages(spark, place, names, window, lake, named=topics)
         with views.kept_trace(
             spark, place, topics=names, window=window, lake=lake, with_copies=False
         ) as trace:
-            within = trace.where(_is_within("at_ms", window))
+            alive = views.since_birth(trace, {name: born_at_ms[name] for name in names})
+            within = alive.where(_is_within("at_ms", window))
             rows = [*_collect(published(messages)), *_collect(settled(messages, within))]
         found = _stats(sorted(rows, key=lambda row: (row.minute, row.topic, row.group or "")))
         told.progress(rows=found.messages)
@@ -129,15 +131,16 @@ def _minute(column: str) -> Column:
 
 
 def _messages(
-    spark: SparkSession, place: Place, topics: Sequence[str], window: Window, lake: str | None
-) -> DataFrame:
+    spark: SparkSession, place: Place, topics: Sequence[str], window: Window, lake: str | None,
+    *, named: Sequence[str],
+) -> DataFrame:  # fmt: skip
     if not topics:
         return spark.createDataFrame(
             [], "topic STRING, offset BIGINT, published_ms BIGINT, bytes BIGINT"
         )
     found = read(
         spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
-        columns=["topic", "offset", "published_at", "body"],
+        columns=["topic", "offset", "published_at", "body"], named=named,
     )  # fmt: skip
     timed = found.select(
         "topic", "offset", F.unix_millis("published_at").alias("published_ms"),

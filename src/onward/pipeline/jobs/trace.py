@@ -15,7 +15,7 @@ A copy of a group has the steps of its source up to the copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -75,23 +75,14 @@ def trace(
             names = choose_topics(known, [*topics, *wanted])
             if groups:
                 groups = choose_groups((one.group for one in mq.groups()), groups)
-        messages = _messages(spark, place, names, window, lake, wanted)
+        messages = _messages(spark, place, names, window, lake, wanted, named=[*topics, *wanted])
         with views.kept_trace(spark, place, topics=names, window=window, lake=lake) as kept:
             rows = kept.where(F.col("group").isin(*groups)) if groups else kept
-            rows = since_birth(rows, {name: known[name] for name in names})
+            rows = views.since_birth(rows, {name: known[name] for name in names})
             traced = _written(life_lines(messages, rows, bounds=_bounds(wanted)), out)
         told.progress(rows=traced.rows)
         told.result(rows=traced.rows, out=out)
         return traced
-
-
-def since_birth(rows: DataFrame, born_at_ms: Mapping[str, int]) -> DataFrame:
-    """Return the rows of topics as they are now: one that was created again had another life."""
-    known = rows.sparkSession.createDataFrame(
-        list(born_at_ms.items()), "topic STRING, born_at_ms BIGINT"
-    )
-    alive = rows.join(F.broadcast(known), "topic").where("at_ms >= born_at_ms")
-    return alive.select(*rows.columns)
 
 
 def _written(frame: DataFrame, out: str | None) -> Traced:
@@ -151,7 +142,7 @@ def _bounds(wanted: dict[str, list[int]]) -> views.Bounds | None:
 
 def _messages(
     spark: SparkSession, place: Place, topics: Sequence[str], window: Stretch, lake: str | None,
-    wanted: dict[str, list[int]],
+    wanted: dict[str, list[int]], *, named: Sequence[str],
 ) -> DataFrame:  # fmt: skip
     columns = ["topic", "offset", "published_at", "key", "trace_id"]
     if not topics:
@@ -160,7 +151,7 @@ def _messages(
         )
     found = read(
         spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
-        columns=columns,
+        columns=columns, named=named,
     )  # fmt: skip
     if not wanted:
         return found
