@@ -79,7 +79,8 @@ def started(
     name: str, *, folder: Path, keep: bool = False, options: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """Start a server with a new folder inside `folder`; stop it and remove that folder after."""
-    place = Path(tempfile.mkdtemp(prefix=f"onward-bench-{name}-", dir=folder))
+    # Wherever its program is started: some are not started here.
+    place = Path(tempfile.mkdtemp(prefix=f"onward-bench-{name}-", dir=folder)).resolve()
     try:
         with running(name, place=place, options=options) as server:
             yield server

@@ -130,16 +130,12 @@ class Consumer:
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncGenerator[Delivery]:
-        membership, rest = self._membership, self._membership.rest
         self._check_usable()
         self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
         try:
             while True:
-                while rest:
-                    delivery = rest.popleft()
-                    membership.took(1)
-                    if not delivery.is_lost:
-                        yield delivery
+                while (delivery := self.take_now()) is not None:
+                    yield delivery
                 await self._wait(1)
         except Closed:
             return
@@ -195,6 +191,35 @@ class Consumer:
             return []
         self._membership.give_more()
         return found
+
+    def take_now(self) -> Delivery | None:
+        """Return a message that has arrived; None when there is none at this moment.
+
+        It does not wait, join or ask for more: it goes with `take` and with iterating.
+
+        >>> from onward import connect
+        >>> async def main() -> list[bytes]:
+        ...     async with connect("memory:") as mq:
+        ...         await mq.publish_many("orders", [b"a", b"b"])
+        ...         async with mq.consume("orders", group="billing") as consumer:
+        ...             found = await consumer.take()
+        ...             while (delivery := consumer.take_now()) is not None:
+        ...                 found.append(delivery)
+        ...             return [delivery.body for delivery in found]
+        >>> asyncio.run(main())
+        [b'a', b'b']
+        """
+        membership, rest = self._membership, self._membership.rest
+        while True:
+            while rest:
+                delivery = rest.popleft()
+                membership.took(1)
+                if not delivery.is_lost:
+                    return delivery
+            batch = membership.take_batch()
+            if batch is None:
+                return None
+            rest.extend(batch.messages())
 
     async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time.

@@ -42,8 +42,9 @@ class Times(TypedDict):
     at_ms: int | None
 
 
-Told = Callable[[OnwardError | None], None]
-"""Is called once: with None when it is durable, or with the error."""
+Told = Callable[[list["Delivery"], OnwardError | None], None]
+"""Is called once for messages that were acked together: with None when that is durable, or with the
+error; what of them was lost then is known to their batch."""
 
 
 class Settles(Protocol):
@@ -56,8 +57,11 @@ class Settles(Protocol):
     def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
         """Say that these ranges are done."""
 
-    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
-        """Say that these ranges are done, and call when that is durable, or with the error."""
+    def ack_together(self, batch: DeliveryBatch, told: Told) -> list[Delivery]:
+        """Return a list for messages of a batch, and say soon that all that is in it is done.
+
+        From then on it is no longer `acking` of its batch.
+        """
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
@@ -81,7 +85,7 @@ class DeliveryBatch:
     """
 
     __slots__ = (
-        "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused",
+        "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused", "acking",
         "count", "granted", "grants", "held", "lease", "lost", "topic",
     )  # fmt: skip
 
@@ -94,6 +98,8 @@ class DeliveryBatch:
         self._on_taken = on_taken
         self._pieces: list[Piece] | None = None
         self._was_refused = False
+        self.acking: list[Delivery] | None = None
+        """What was acked in this turn of the loop with `ack_one_soon`."""
         self.topic = topic
         self.grants = grants
         self.lease = lease
@@ -280,11 +286,17 @@ class DeliveryBatch:
         """Ack without waiting; the future tells when it is durable, or the error."""
         return self._ack_soon((start, end))
 
-    def ack_one_soon(self, offset: int, told: Told) -> bool:
-        """Ack one message and call when that is durable; False: it is not held, nothing is done."""
+    def ack_one_soon(self, delivery: Delivery, told: Told) -> bool:
+        """Ack one of many that are acked one by one; False: it is not held, nothing is done.
+
+        Those of one turn of the loop go together: there is one call for all of them.
+        """
+        offset = delivery.offset
         if self.has_lost(offset) or not self.held.discard(offset):
             return False
-        self._settles.ack_and_tell(self, [(offset, offset + 1)], told)
+        if self.acking is None:
+            self.acking = self._settles.ack_together(self, told)
+        self.acking.append(delivery)
         return True
 
     async def retry_range(

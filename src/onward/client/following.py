@@ -18,11 +18,12 @@ from functools import partial
 
 import msgspec
 
+from onward.client.delivery import Delivery
 from onward.client.delivery_batch import DeliveryBatch, Told, Verb, done, failed
 from onward.client.link import Link
 from onward.client.position import Place
 from onward.delivery.filter import Filter
-from onward.delivery.ranges import Range, Ranges, merged
+from onward.delivery.ranges import Range, Ranges, merged, ranges_of
 from onward.delivery.retry import RetryPolicy
 from onward.errors import (
     OffsetOutOfRange,
@@ -97,6 +98,8 @@ class Following:
         self._credit_bytes = CREDIT_BYTES
         self._streams: dict[str, Stream] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._acking: list[tuple[DeliveryBatch, list[Delivery], Told]] = []
+        """What was acked one by one in this turn of the loop."""
         self._storing: asyncio.Future[None] | None = None
         self._store_timer: asyncio.TimerHandle | None = None
         self._stored: dict[str, int] = {}
@@ -126,6 +129,7 @@ class Following:
         """Store how far we are, and stop reading."""
         if self._is_closed:
             return
+        self._ack_gathered()
         self._is_closed = True
         for timer in (*self._timers, self._store_timer):
             if timer is not None:
@@ -269,10 +273,20 @@ class Following:
             self._store_soon()
         return done()
 
-    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
-        """Move the position as `ack` does; there is nothing to wait for."""
-        self.ack(batch, ranges)
-        told(None)
+    def ack_together(self, batch: DeliveryBatch, told: Told) -> list[Delivery]:
+        """Return a list for messages of a batch: what is in it when the turn ends is done."""
+        if not self._acking:
+            self._loop.call_soon(self._ack_gathered)
+        deliveries: list[Delivery] = []
+        self._acking.append((batch, deliveries, told))
+        return deliveries
+
+    def _ack_gathered(self) -> None:
+        acking, self._acking = self._acking, []
+        for batch, deliveries, told in acking:
+            batch.acking = None
+            self.ack(batch, ranges_of([delivery.offset for delivery in deliveries]))
+            told(deliveries, None)
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,

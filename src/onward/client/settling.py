@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
+from onward.client.delivery import Delivery
 from onward.client.delivery_batch import (
     NOT_LEASED,
     DeliveryBatch,
@@ -27,7 +28,7 @@ from onward.client.delivery_batch import (
     failed,
 )
 from onward.client.link import Link
-from onward.delivery.ranges import Range, Ranges, merged
+from onward.delivery.ranges import Range, Ranges, merged, ranges_of
 from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
 from onward.protocol.deliveries import ROWS_MAX, Outcome, Row, Settle, ack_frame, decode_settled
 from onward.protocol.frames import Kind
@@ -79,24 +80,30 @@ class Waiting:
             fail(self.future, error)
 
 
-class Watched(Waiting):
-    """One ack of which somebody is told by a call: for those who ack very many one by one."""
+class Together(Waiting):
+    """Acks of one turn of the loop, of which somebody is told with one call."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_told", "deliveries")
 
-    def __init__(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
+    def __init__(self, batch: DeliveryBatch, told: Told) -> None:
         self.batch = batch
-        self.ranges = ranges
+        self.ranges = ()
         self.row = None
+        self.deliveries: list[Delivery] = []
         self._told = told
+
+    def close(self) -> None:
+        """Let nothing more in: it is about to be sent."""
+        self.batch.acking = None
+        self.ranges = ranges_of([delivery.offset for delivery in self.deliveries])
 
     def succeed(self) -> None:
         """Tell that it is durable."""
-        self._told(None)
+        self._told(self.deliveries, None)
 
     def fail(self, error: OnwardError) -> None:
         """Tell why not."""
-        self._told(error)
+        self._told(self.deliveries, error)
 
 
 class Sent:
@@ -124,6 +131,7 @@ class Settling:
         self._consumer_id = consumer_id
         self._acks: list[Waiting] = []
         self._acks_rows = 0
+        self._together: list[Together] = []
         self._outcomes: list[Waiting] = []
         self._outcomes_ranges = 0
         self._sent: dict[int, Sent] = {}
@@ -151,12 +159,13 @@ class Settling:
         self._add_ack(waiting)
         return waiting.future
 
-    def ack_and_tell(self, batch: DeliveryBatch, ranges: Sequence[Range], told: Told) -> None:
-        """Say that these ranges are done, and call when that is durable, or with the error."""
-        if batch.lease == NOT_LEASED:
-            told(None)
-        else:
-            self._add_ack(Watched(batch, ranges, told))
+    def ack_together(self, batch: DeliveryBatch, told: Told) -> list[Delivery]:
+        """Return a list for messages of a batch: what is in it when the turn ends is done."""
+        together = Together(batch, told)
+        self._together.append(together)
+        if not self._is_due:
+            self._flush_soon()
+        return together.deliveries
 
     def _add_ack(self, waiting: Waiting) -> None:
         if self._acks_rows + len(waiting.ranges) > ROWS_MAX:
@@ -212,6 +221,13 @@ class Settling:
 
     def _flush_turn(self) -> None:
         self._is_due = False
+        together, self._together = self._together, []
+        for one in together:
+            one.close()
+            if one.batch.lease == NOT_LEASED:
+                one.succeed()
+            else:
+                self._add_ack(one)
         self._flush()
 
     def _flush(self) -> None:
@@ -297,7 +313,7 @@ class Settling:
         self._note_quiet()
 
     def _note_quiet(self) -> None:
-        if not (self._sent or self._acks or self._outcomes):
+        if not (self._sent or self._acks or self._together or self._outcomes):
             self._quiet.set()
 
     def _refused(self, waiting: Waiting) -> LeaseLost:

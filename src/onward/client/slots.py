@@ -70,9 +70,18 @@ class Slots:
         self.answering += 1
         self._changed.set()
 
-    def answered(self) -> None:
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a function that is done may be followed by the next one in its slot."""
+        return self.answering < self._answering_max and not self._is_closed
+
+    def went_on(self) -> None:
+        """The function of a slot is done, and the next one has begun in it."""
+        self.answering += 1
+
+    def answered(self, count: int = 1) -> None:
         """The answer is durable, or will never be."""
-        self.answering -= 1
+        self.answering -= count
         self._changed.set()
 
     async def idle(self) -> None:

@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from contextvars import copy_context
 
 from onward.client.client import Client
 from onward.client.consumer import Consumer
@@ -43,12 +43,15 @@ class _OutOfTime(Exception):
 class WorkRun:
     """One function at work."""
 
+    _calls: asyncio.TaskGroup
+
     def __init__(
         self, work: Work, *, client: Client, middleware: Sequence[Middleware], stop_ms: int,
         on_settled: Settled | None, on_joined: Callable[[], None],
     ) -> None:  # fmt: skip
         self.work = work
         self.slots = Slots(running_max=work.concurrency)
+        self._context = copy_context()
         self._client = client
         self._stop_ms = stop_ms
         self._on_settled = on_settled
@@ -121,15 +124,15 @@ class WorkRun:
 
     async def _work(self, consumer: Consumer) -> None:
         try:
-            async with asyncio.TaskGroup() as calls:
+            async with asyncio.TaskGroup() as self._calls:
                 try:
                     if self.work.batch is None:
-                        await self._take_each(aiter(consumer), calls)
+                        await self._take_each(aiter(consumer))
                     else:
-                        collecting = calls.create_task(self._collect(aiter(consumer)))
-                        await self._take_lists(self.work.batch, calls)
+                        collecting = self._calls.create_task(self._collect(aiter(consumer)))
+                        await self._take_lists(self.work.batch)
                         await collecting
-                        await self._end_collected(consumer, calls)
+                        await self._end_collected(consumer)
                 except OnwardError as error:
                     self._ended = error
                 self.stop()
@@ -139,26 +142,24 @@ class WorkRun:
         if self._ended is not None:
             raise self._ended
 
-    async def _take_each(
-        self, deliveries: AsyncIterator[Delivery], calls: asyncio.TaskGroup
-    ) -> None:
+    async def _take_each(self, deliveries: AsyncIterator[Delivery]) -> None:
         async with self._until_stopped():
             if not await self.slots.free():
                 return
             async for delivery in deliveries:
-                self._begin([delivery], calls)
+                self._begin([delivery])
                 if not self.slots.is_free and not await self.slots.free():
                     return
 
-    async def _take_lists(self, most: int, calls: asyncio.TaskGroup) -> None:
+    async def _take_lists(self, most: int) -> None:
         """Call with all that has arrived meanwhile, up to `most`."""
         while await self.slots.free() and await self._has_collected():
             taken, self._collected = self._collected[:most], self._collected[most:]
             self._changed.set()
             if kept := [delivery for delivery in taken if not delivery.is_lost]:
-                self._begin(kept, calls)
+                self._begin(kept)
 
-    async def _end_collected(self, consumer: Consumer, calls: asyncio.TaskGroup) -> None:
+    async def _end_collected(self, consumer: Consumer) -> None:
         """Give back what was not called for; at most once nobody else gets it: call with it."""
         self.stop()
         if not consumer.at_most_once:
@@ -169,7 +170,7 @@ class WorkRun:
             async with asyncio.timeout_at(self._stop_at):
                 for start in range(0, len(self._collected), most):
                     await self.slots.idle()
-                    self._begin(self._collected[start : start + most], calls)
+                    self._begin(self._collected[start : start + most])
 
     async def _has_collected(self) -> bool:
         """Wait until something has arrived; False when nothing will any more."""
@@ -198,9 +199,9 @@ class WorkRun:
         with contextlib.suppress(OnwardError):
             await delivery.release()
 
-    def _begin(self, deliveries: Deliveries, calls: asyncio.TaskGroup) -> None:
+    def _begin(self, deliveries: Deliveries) -> None:
         self.slots.begin()
-        calls.create_task(self._perform(deliveries))
+        self._calls.create_task(self._perform(deliveries))
 
     async def _drain(self) -> None:
         """Let what runs end; when its time is over, `_OutOfTime` ends all of it."""
@@ -218,36 +219,57 @@ class WorkRun:
 
     async def _perform(self, deliveries: Deliveries) -> None:
         """Call the function in its slot, then answer outside of it."""
-        is_answered_later = False
+        has_ended = is_answered_later = False
         error: BaseException | None = None
         try:
             try:
                 await self._call(deliveries[0] if self.work.batch is None else deliveries)
             except BaseException as raised:  # noqa: BLE001  # which of them are ours is said there
                 error = self._failure(deliveries, raised)
-            finally:
-                self.slots.ran()
+            has_ended = True
+            self._go_on()
             if error is None and self.work.batch is None:
                 is_answered_later = self._ack_soon(deliveries[0])
             if not is_answered_later:
                 await self._settle_all(deliveries, error)
         finally:
+            if not has_ended:
+                self.slots.ran()
             if not is_answered_later:
                 self.slots.answered()
+
+    def _go_on(self) -> None:
+        """Give the slot to a message that has arrived already; else it is free.
+
+        At once and not by who takes messages: he would come to it turns of the loop later.
+        """
+        following = None
+        if self.work.batch is None and self._consumer is not None and self.slots.may_go_on:
+            following = self._consumer.take_now()
+        if following is None:
+            self.slots.ran()
+        else:
+            self.slots.went_on()
+            # In a context of its own: it must see nothing of the call that was here before.
+            context = self._context.copy()
+            self._calls.create_task(self._perform([following]), context=context)
 
     def _ack_soon(self, delivery: Delivery) -> bool:
         """Ack one message without a task that waits for it; False: it needs a closer look."""
         batch = delivery.batch
         if batch is None:
             return False
-        return batch.ack_one_soon(delivery.offset, partial(self._acked, delivery))
+        return batch.ack_one_soon(delivery, self._acked)
 
-    def _acked(self, delivery: Delivery, error: OnwardError | None) -> None:
-        self.slots.answered()
+    def _acked(self, deliveries: Deliveries, error: OnwardError | None) -> None:
+        self.slots.answered(len(deliveries))
         if error is not None:
-            self._say_unanswered(delivery.id, error)
+            first = next((one for one in deliveries if one.is_lost), deliveries[0])
+            self._say_unanswered(first.id, error)
         if self._on_settled is not None:
-            self._on_settled(self.work, delivery, "acked" if error is None else "lost", "")
+            for delivery in deliveries:
+                did = "lost" if error is not None and delivery.is_lost else "acked"
+                self._on_settled(self.work, delivery, did, "")
 
     def _say_unanswered(self, first: str, error: BaseException) -> None:
         name = self.work.name

@@ -100,6 +100,15 @@ def test_postgresql_starts_in_a_folder_that_its_user_can_reach():
 
 
 @pytest.mark.needs_redis
+def test_a_server_gets_its_folder_by_its_whole_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with started("onward", folder=Path()) as server:
+        assert server.folder.is_absolute()
+        assert server.folder.parent == tmp_path
+
+
 def test_the_version_of_a_program_is_a_number():
     try:
         assert program_version("redis-server")[0].isdigit()

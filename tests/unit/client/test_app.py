@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -53,6 +54,12 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def dead_of(mq: Client, group: str) -> list[DeadLetterDescription]:
     return [letter async for letter in mq.dead_letters(group)]
+
+
+async def until_acked(mq: Client, group: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while await backlog_of(mq, group):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.001)
 
 
 async def backlog_of(mq: Client, group: str) -> int:
@@ -303,6 +310,43 @@ async def test_a_batch_that_fails_comes_again_as_a_whole() -> None:
         await until(lambda: [row[1] for row in settled.rows].count("acked") == 3)
     assert calls[0] == [b"a", b"b", b"c"]
     assert sorted(body for call in calls[1:] for body in call) == [b"a", b"b", b"c"]
+
+
+async def test_a_call_that_follows_another_in_its_slot_sees_nothing_of_its_context() -> None:
+    app, seen = App(), []
+    number: ContextVar[int] = ContextVar("number", default=-1)
+
+    @app.consumer("orders", group="billing", concurrency=2)
+    async def charge(message: Message) -> None:
+        seen.append((message.offset, number.get()))
+        number.set(message.offset)
+        await asyncio.sleep(0)
+
+    async with working(app) as (mq, _):
+        await mq.publish_many("orders", [b"x"] * 500)
+        await until(lambda: len(seen) == 500)
+        await until_acked(mq, "billing")
+    assert seen == [(offset, -1) for offset in range(500)]
+
+
+async def test_a_function_that_was_told_to_stop_is_not_called_with_what_waits() -> None:
+    app, seen = App(), []
+    runs: list[AppRun] = []
+
+    @app.consumer("orders", group="billing", concurrency=1)
+    async def charge(message: Message) -> None:
+        seen.append(message.offset)
+        if len(seen) == 3:
+            runs[0].stop()
+
+    async with working(app) as (mq, run):
+        runs.append(run)
+        await mq.publish_many("orders", [b"x"] * 100)
+        await until(lambda: len(seen) >= 3)
+        await asyncio.sleep(0.05)
+        assert seen == [0, 1, 2]
+        async with mq.consume("orders", group="billing") as consumer:
+            assert [one.offset for one in await consumer.fetch(100)][:2] == [3, 4]
 
 
 async def test_an_ordered_group_keeps_the_order_of_each_key_at_any_concurrency() -> None:

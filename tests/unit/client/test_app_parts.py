@@ -261,6 +261,24 @@ async def test_answers_under_way_have_a_limit() -> None:
     await slots.idle()
 
 
+async def test_a_slot_that_goes_on_is_never_free_for_others() -> None:
+    slots = Slots(running_max=1, answering_max=2)
+    slots.begin()
+    waiting = asyncio.ensure_future(slots.free())
+    assert slots.may_go_on
+    slots.went_on()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert (slots.running, slots.answering) == (1, 1)
+    slots.went_on()
+    assert not slots.may_go_on  # two answers are under way
+    slots.answered(2)
+    assert slots.may_go_on
+    slots.close()
+    assert not slots.may_go_on
+    assert await waiting == 0
+
+
 # --- threads -----------------------------------------------------------------------------------
 
 

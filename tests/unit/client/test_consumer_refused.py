@@ -6,7 +6,16 @@ import pytest
 
 from onward import Client, Delivery
 from onward.client.consumer import Consumer
-from onward.errors import DiskFull, InvalidRequest, LeaseLost, MessageTooLarge, OnwardError
+from onward.client.work import make_work
+from onward.client.work_run import WorkRun
+from onward.errors import (
+    DiskFull,
+    InvalidRequest,
+    LeaseLost,
+    MessageTooLarge,
+    OnwardError,
+    OutcomeUnknown,
+)
 
 from .calling import SlowCommit, calling
 from .consuming import PATIENCE_S, fetch, until
@@ -135,3 +144,60 @@ async def test_what_was_wrong_with_an_outcome_can_be_said_better() -> None:
             await one.ack()
         await until(lambda: not consumer.is_joined)
         assert (await client.group("g")).backlog == 0
+
+
+# --- acks that are told of together ------------------------------------------------------------
+
+
+async def test_acks_of_one_turn_are_told_of_with_one_call() -> None:
+    async with (
+        calling() as (client, cable, _),
+        client.consume("orders", group="g") as consumer,
+    ):
+        deliveries = await taken(client, consumer, 3)
+        batch = deliveries[0].batch
+        assert batch is not None
+        told: list[tuple[list[Delivery], OnwardError | None]] = []
+        for one in deliveries[:2]:
+            assert batch.ack_one_soon(one, lambda *said: told.append(said))
+        assert not batch.ack_one_soon(deliveries[0], lambda *said: told.append(said))
+        await until(lambda: bool(told))
+        assert told == [(deliveries[:2], None)]
+        # A later turn makes a call of its own.
+        cable.broker.consuming.cancel_leases("g", "orders")
+        assert batch.ack_one_soon(deliveries[2], lambda *said: told.append(said))
+        await until(lambda: len(told) == 2)
+        assert told[1][0] == [deliveries[2]]
+        assert isinstance(told[1][1], LeaseLost)
+        assert deliveries[2].is_lost
+
+
+async def test_an_app_names_only_what_was_lost_when_acks_are_refused_in_part() -> None:
+    async with calling() as (client, _, _), client.consume("orders", group="g") as consumer:
+        deliveries = await taken(client, consumer, 2)
+        batch = deliveries[0].batch
+        assert batch is not None
+        run = WorkRun(
+            make_work(print, "orders", group="g", concurrency=2, batch=None, options={}),
+            client=client, middleware=(), stop_ms=1_000, on_joined=lambda: None,
+            on_settled=lambda _, one, did, cause: settled.append((one.offset, did, cause)),
+        )  # fmt: skip
+        settled: list[tuple[int, str, str]] = []
+        batch.lose_ranges([(1, 2)])
+        run._acked(deliveries, LeaseLost("too late"))
+        assert settled == [(0, "acked", ""), (1, "lost", "")]
+
+
+async def test_what_was_acked_is_said_also_when_the_connection_goes_in_the_same_turn() -> None:
+    async with (
+        calling() as (client, cable, _),
+        client.consume("orders", group="g") as consumer,
+    ):
+        (one,) = await taken(client, consumer, 1)
+        told: list[tuple[list[Delivery], OnwardError | None]] = []
+        assert one.batch is not None
+        assert one.batch.ack_one_soon(one, lambda *said: told.append(said))
+        cable.pull()
+        await until(lambda: bool(told))
+        assert [(said[0], type(said[1])) for said in told] == [([one], OutcomeUnknown)]
+        assert one.is_lost
