@@ -62,7 +62,7 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
     @property
     def is_lost(self) -> bool:
         """Tell whether the lease is known to be lost: no verb would have an effect."""
-        return self._batch.has_lost(self.offset)
+        return self.batch is not None and self.batch.has_lost(self.offset)
 
     @property
     def is_settled(self) -> bool:
