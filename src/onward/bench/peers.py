@@ -87,6 +87,8 @@ def started(
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
+        # The next one waits for its own syncs, not for what this one left to be written.
+        os.sync()
 
 
 @contextlib.contextmanager
