@@ -75,6 +75,8 @@ class Scheduling:
         self.due_count = 0
         """How many are due and have not fired: in a crowd about, counted once a second."""
         self._due_counted_ms = 0
+        self._firing_count = 0
+        """How many were taken and are being fired: they wait until that is durable."""
         self.late_ms_last = 0
         self.late_ms_max = 0
         self.files.open()
@@ -187,7 +189,13 @@ class Scheduling:
             bound_ms = min(bound_ms, publishing.under_way_ms - 1)
         publishing.time_ms_min = max(publishing.time_ms_min, bound_ms)
         limit = self._step_rows
-        taken = await self._broker.in_thread(lambda: self.order.take(now_ms=bound_ms, limit=limit))
+
+        def take() -> Taken:
+            taken = self.order.take(now_ms=bound_ms, limit=limit)
+            self._firing_count = len(taken)
+            return taken
+
+        taken = await self._broker.in_thread(take)
         if not len(taken):
             await asyncio.sleep(0.001)
             return
@@ -200,6 +208,8 @@ class Scheduling:
         except BaseException:
             await self._broker.in_thread(lambda: self.order.give_back(taken))
             raise
+        finally:
+            self._firing_count = 0
 
     async def _count_due(self, now_ms: int, taken: int, *, is_all: bool) -> None:
         """Know how many are due with what was just taken; where more are left, look seldom."""
@@ -302,7 +312,8 @@ class Scheduling:
     @property
     def waiting_count(self) -> int:
         """Return how many messages wait, those included that will be left out."""
-        return self.order.waiting + sum(len(one.due_at_ms) for one in self._arrived)
+        arrived = sum(len(one.due_at_ms) for one in self._arrived)
+        return self.order.waiting + self._firing_count + arrived
 
     def status(self) -> dict[str, object]:
         """Return how the schedule is, as numbers."""

@@ -84,6 +84,29 @@ async def test_messages_of_many_topics_fire_each_into_its_own() -> None:
     await broker.stop()
 
 
+async def test_the_status_counts_what_is_being_fired_until_it_is_stored() -> None:
+    broker = await open_broker(settings=settings_with(log={"segment_bytes_max": 1 << 22}))
+    schedule = await Schedule.of(broker)
+    await schedule.add(*[1_000] * 3_000)
+    seen: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            stored = broker.catalogue.by_name["orders"].next_offset if seen_topic() else 0
+            seen.append(stored + int(str(broker.status()["scheduled"])))
+            await asyncio.sleep(0)
+
+    def seen_topic() -> bool:
+        return "orders" in broker.catalogue.by_name
+
+    watching = asyncio.create_task(watch())
+    await schedule.passes(1_000)
+    watching.cancel()
+    assert broker.status()["scheduled"] == 0
+    assert min(seen) >= 3_000  # nothing is in between: neither waiting nor stored
+    await broker.stop()
+
+
 async def test_a_crowded_moment_fires_in_several_steps_and_keeps_its_order() -> None:
     broker = await open_broker(settings=settings_with(log={"segment_bytes_max": 1 << 22}))
     schedule = await Schedule.of(broker)
