@@ -162,7 +162,8 @@ def program_version(name: str) -> str:
 REDIS_PY = "redis-py"
 """redis-py as `pip install redis` gives it, which parses in Python: the peer of the ratio."""
 REDIS_PY_HIREDIS = "redis-py+hiredis"
-"""The same with its C parser, which is much faster: shown beside, not part of the ratio."""
+"""The same with its C parser, which is much faster: shown beside, not part of the ratio; only
+`jobs`, which compares whole systems at their best, counts it."""
 
 
 def redis_parser(client: str) -> type:
