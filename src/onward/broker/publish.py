@@ -44,7 +44,7 @@ from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
-from onward.message.names import check_topic_name, is_system_name
+from onward.message.names import SINK_PREFIX, check_topic_name, is_system_name
 from onward.protocol.payloads import (
     RECEIPT,
     RECEIPT_FRONT,
@@ -282,6 +282,9 @@ class Publishing(Changes):
         if topic is not None:
             raise Forbidden(f"topic {topic.name!r} is {topic.record.rule}: it cannot be written")
         check_topic_name(name)
+        if name.startswith(SINK_PREFIX):
+            # One that ended in the middle of a write must not begin again at 0 with its rest.
+            raise UnknownTopic(f"topic {name!r} does not exist: it is created before it is used")
         if not self._settings.topics.auto_create:
             raise UnknownTopic(f"topic {name!r} does not exist, and topics.auto_create is off")
         record = self.new_record(name, is_limited=not even_beyond_count)
@@ -388,6 +391,8 @@ class Publishing(Changes):
 
     def _commit(self) -> None:
         """Begin a commit, or wait a moment for those who will publish again at once."""
+        if self._wait is not None:
+            return  # somebody waits already, and one timer is all that is ever looked after
         self._is_due = False
         if self._under_way is not None or not self._collected:
             return
@@ -417,6 +422,9 @@ class Publishing(Changes):
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
+        if self._under_way is not None or not self._collected:
+            # The log gives one place at a time: what was collected goes when that one has ended.
+            return
         collected, self._collected = self._collected, Collected()
         self._under_way = collected
         write = self._log.stage(self._drafts(collected))

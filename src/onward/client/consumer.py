@@ -193,9 +193,10 @@ class Consumer:
         return found
 
     def take_now(self) -> Delivery | None:
-        """Return a message that has arrived; None when there is none at this moment.
+        """Return a message that is at hand; None when there is none at this moment.
 
-        It does not wait, join or ask for more: it goes with `take` and with iterating.
+        It does not wait, join or open what has arrived since: it goes with `take` and with
+        iterating, which do.
 
         >>> from onward import connect
         >>> async def main() -> list[bytes]:
@@ -210,16 +211,12 @@ class Consumer:
         [b'a', b'b']
         """
         membership, rest = self._membership, self._membership.rest
-        while True:
-            while rest:
-                delivery = rest.popleft()
-                membership.took(1)
-                if not delivery.is_lost:
-                    return delivery
-            batch = membership.take_batch()
-            if batch is None:
-                return None
-            rest.extend(batch.messages())
+        while rest:
+            delivery = rest.popleft()
+            membership.took(1)
+            if not delivery.is_lost:
+                return delivery
+        return None
 
     async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time.

@@ -100,6 +100,9 @@ def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, st
             result = await threads.run(lambda: work.function(*positional, **named))
         return await result if isinstance(result, Awaitable) else result
 
+    async def refuse(error: Unconvertible) -> object:
+        raise Reject(str(error)) from error
+
     plain: Callable[..., Awaitable[object]] | None = None
     if threads is None and iscoroutinefunction(work.function):
         plain = work.function
@@ -109,7 +112,7 @@ def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, st
         try:
             positional, named = work.signature.arguments(delivery)
         except Unconvertible as error:
-            raise Reject(str(error)) from error
+            return refuse(error)
         if plain is not None:
             return plain(*positional, **named)
         return invoke(positional, named)

@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import copy_context
+from contextvars import Context, copy_context
 
 from onward.client.client import Client
 from onward.client.consumer import Consumer
@@ -44,6 +44,8 @@ class WorkRun:
     """One function at work."""
 
     _calls: asyncio.TaskGroup
+    _context: Context
+    """What every call sees: that of the run, with all that its start has set."""
 
     def __init__(
         self, work: Work, *, client: Client, middleware: Sequence[Middleware], stop_ms: int,
@@ -51,7 +53,6 @@ class WorkRun:
     ) -> None:  # fmt: skip
         self.work = work
         self.slots = Slots(running_max=work.concurrency)
-        self._context = copy_context()
         self._client = client
         self._stop_ms = stop_ms
         self._on_settled = on_settled
@@ -74,6 +75,7 @@ class WorkRun:
     async def run(self) -> None:
         """Join, work until told to stop, leave; raise what ended the membership."""
         consumer = self.work.consume(self._client)
+        self._context = copy_context()
         try:
             async with AsyncExitStack() as membership:
                 if await self._join(membership, consumer):
@@ -227,9 +229,9 @@ class WorkRun:
             except BaseException as raised:  # noqa: BLE001  # which of them are ours is said there
                 error = self._failure(deliveries, raised)
             has_ended = True
-            self._go_on()
             if error is None and self.work.batch is None:
                 is_answered_later = self._ack_soon(deliveries[0])
+            self._go_on()
             if not is_answered_later:
                 await self._settle_all(deliveries, error)
         finally:
@@ -239,12 +241,15 @@ class WorkRun:
                 self.slots.answered()
 
     def _go_on(self) -> None:
-        """Give the slot to a message that has arrived already; else it is free.
+        """Give the slot to a message that is at hand; else it is free.
 
         At once and not by who takes messages: he would come to it turns of the loop later.
         """
         following = None
-        if self.work.batch is None and self._consumer is not None and self.slots.may_go_on:
+        task = asyncio.current_task()
+        is_cancelled = task is not None and task.cancelling() > 0
+        if self.work.batch is None and self.slots.may_go_on and not is_cancelled:
+            assert self._consumer is not None, "it has joined: something was delivered"
             following = self._consumer.take_now()
         if following is None:
             self.slots.ran()

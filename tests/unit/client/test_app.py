@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -327,6 +328,67 @@ async def test_a_call_that_follows_another_in_its_slot_sees_nothing_of_its_conte
         await until(lambda: len(seen) == 500)
         await until_acked(mq, "billing")
     assert seen == [(offset, -1) for offset in range(500)]
+
+
+async def test_every_call_sees_what_the_start_of_the_app_has_set() -> None:
+    app, seen = App(), []
+    pool: ContextVar[str] = ContextVar("pool", default="none")
+
+    @app.on_start
+    async def open_pool() -> None:
+        pool.set("open")
+
+    @app.consumer("orders", group="billing", concurrency=1)
+    async def charge(body: str) -> None:
+        seen.append(pool.get())
+
+    async with working(app) as (mq, _):
+        await mq.publish_many("orders", ["x"] * 20)
+        await until(lambda: len(seen) == 20)
+    assert seen == ["open"] * 20
+
+
+async def test_a_call_that_returns_when_it_is_cancelled_is_acked_and_nothing_follows_it() -> None:
+    app, seen = App(), []
+
+    @app.consumer("orders", group="billing", concurrency=1)
+    async def charge(body: str) -> None:
+        seen.append(body)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(WAIT_S)
+
+    async with connect("memory:") as mq:
+        await mq.publish_many("orders", ["a", "b"])
+        async with app.running(mq) as run:
+            running = asyncio.ensure_future(run.run())
+            await until(lambda: seen == ["a"])
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        assert seen == ["a"]
+        assert await backlog_of(mq, "billing") == 1
+
+
+async def test_middleware_sees_a_body_that_does_not_convert_where_it_awaits_the_call() -> None:
+    app, seen = App(), []
+
+    @app.middleware
+    async def watch(delivery: Delivery, call_next: Any) -> object:
+        called = call_next(delivery)
+        try:
+            return await called
+        except Reject as error:
+            seen.append(str(error))
+            raise
+
+    @app.consumer("orders", group="billing")
+    async def charge(order: Order) -> None:
+        raise AssertionError("it is never called")
+
+    async with working(app) as (mq, _):
+        await mq.publish("orders", "no JSON")
+        await until(lambda: bool(seen))
+    assert "the body is not what 'charge' takes" in seen[0]
 
 
 async def test_a_function_that_was_told_to_stop_is_not_called_with_what_waits() -> None:

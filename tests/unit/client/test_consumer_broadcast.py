@@ -254,6 +254,28 @@ async def test_a_broadcast_of_several_topics_ends_with_the_last_of_them() -> Non
         await consumer.aclose()
 
 
+async def test_a_broadcast_that_was_stopped_or_closed_hands_out_nothing_more() -> None:
+    for verb in ("stop", "aclose"):
+        async with calling() as (client, _, _):
+            consumer = client.consume("orders", group=verb, mode="broadcast")
+            await consumer.join()
+            seen: list[int] = []
+            deliveries = aiter(consumer)
+            await client.publish("orders", "x")
+            seen.append((await anext(deliveries)).offset)
+            for _ in range(5):
+                await client.publish("orders", "x")
+            await asyncio.sleep(0.01)
+            if verb == "stop":
+                consumer.stop()
+            else:
+                await consumer.aclose()
+            async with asyncio.timeout(PATIENCE_S):
+                seen += [one.offset async for one in deliveries]
+            assert seen == [0]
+            await consumer.aclose()
+
+
 async def test_a_broadcast_that_stops_can_still_finish_what_it_has() -> None:
     async with calling() as (client, _, _):
         consumer = broadcast(client, member="a")
