@@ -142,7 +142,8 @@ class TopicCopies:
         try:
             async with self._turns[wanted.producer_id]:
                 copied = await self._hand_over(copier, wanted, topic)
-                if copied.batches < wanted.batches:
+                if copied.batches < wanted.batches or copier.error is not None:
+                    # Before others of its producer have their turn: they would overtake it.
                     _hold(session, wanted)
             # Not in its turn: the next of this producer is read while this is on its way.
             await copier.answered()

@@ -41,6 +41,7 @@ from onward.errors import (
     UnknownTopic,
 )
 from onward.message.batch import encode_batch
+from onward.message.names import SINK_PREFIX
 from onward.pipeline.columns import EncodedPiece
 from onward.pipeline.place import Place
 from onward.pipeline.staging import (
@@ -200,10 +201,11 @@ class Ledger:
     ) -> None:  # fmt: skip
         self._mq = mq
         self._query = query
-        self._durability = durability
+        # Whatever the broker's default is: what is marked as done must be there after a power cut.
+        self._durability: DurabilityName = durability or "disk"
         self._is_once = is_once
         self._number = 0
-        self.topic = f"@sink.{query}"
+        self.topic = f"{SINK_PREFIX}{query}"
 
     async def commit(self, batch: int, shares: Sequence[Share]) -> None:
         """Decide what this batch is, if that was not done before, and carry it out."""
@@ -282,8 +284,16 @@ class Ledger:
         return stored
 
     async def _decided(self, packed: bytes, batch: int) -> Stored | None:
+        number = self._number
         try:
             offset = await self._publish("decide", packed, sequence=batch + 1)
+            await self._describe()
+            if self._number != number:
+                # Its numbers were made for the topic that was there before.
+                raise TopicEnded(
+                    f"topic {self.topic!r} was created anew while batch {batch} was decided: write "
+                    "it again"
+                )
             return await self._find(offset, end=offset + 1)
         except Conflict as error:
             if type(error) is Conflict or isinstance(error, OffsetOutOfRange):
@@ -302,9 +312,15 @@ class Ledger:
 
     async def _prolong(self, topics: set[str]) -> None:
         """Let what is about to be decided live until it is copied."""
-        if not self._is_once:
-            changes = (self._mq.change_topic(topic, lifetime=DECIDED_FOR) for topic in topics)
+        lifetime = STAGED_FOR if self._is_once else DECIDED_FOR
+        changes = (self._mq.change_topic(topic, lifetime=lifetime) for topic in topics)
+        try:
             await in_order(each(changes), limit=REQUESTS_MAX)
+        except (UnknownTopic, TopicEnded) as error:
+            raise Conflict(
+                f"what a task staged is gone, nothing of the batch was written: {error}; it waits "
+                f"for {STAGED_FOR}, or somebody deleted it"
+            ) from None
 
     async def _ends(self, targets: set[str]) -> dict[str, int]:
         async def end(target: str) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from onward.client.client import Client, connect
 from onward.errors import InvalidRequest, OnwardError
+from onward.message.names import SINK_PREFIX
 from onward.pipeline.columns import EncodedPiece
 from onward.pipeline.place import Place
 
@@ -149,27 +150,53 @@ async def _stage_all(
     place: Place, query: str, pieces: Iterator[EncodedPiece], partition: int
 ) -> Share:
     async with open_place(place) as mq:
-        return Share(partition, await stage_pieces(mq, query, pieces), [])
+        return Share(partition, await stage_pieces(mq, query, pieces, numbers=_task_numbers()), [])
 
 
-async def stage_pieces(mq: Client, query: str, pieces: Iterator[EncodedPiece]) -> list[Piece]:
+class Numbers:
+    """The numbers of what one producer sends, one after another."""
+
+    def __init__(self) -> None:
+        self.producer_id = secrets.randbits(63) | 1
+        self.sequence = 0
+
+    def next(self) -> int:
+        """Return the next sequence."""
+        self.sequence += 1
+        return self.sequence
+
+
+_numbers_by_process: dict[int, Numbers] = {}
+
+
+def _task_numbers() -> Numbers:
+    """Return the numbers of this process, which does one task after another.
+
+    A producer for each task would push others out of the memory of the broker, and that of the
+    copies is needed. By process: a worker of Spark is a fork of one that may have its own already.
+    """
+    return _numbers_by_process.setdefault(os.getpid(), Numbers())
+
+
+async def stage_pieces(
+    mq: Client, query: str, pieces: Iterator[EncodedPiece], *, numbers: Numbers | None = None
+) -> list[Piece]:
     """Publish pieces to a new topic, and return where they are."""
-    topic = f"@sink.{query}.{secrets.token_hex(6)}"
-    producer_id = secrets.randbits(63) | 1
+    topic = f"{SINK_PREFIX}{query}.{secrets.token_hex(6)}"
+    numbers = numbers or Numbers()
     await mq.create_topic(topic, lifetime=STAGED_FOR, retention=KEPT_FOR)
 
     async def publish(piece: EncodedPiece, sequence: int) -> Piece:
         receipt = await mq.publish_encoded(
-            topic, piece.packed, producer_id=producer_id, sequence=sequence, durability="disk"
-        )
+            topic, piece.packed, producer_id=numbers.producer_id, sequence=sequence,
+            durability="disk",
+        )  # fmt: skip
         return Piece(piece.topic, piece.count, topic, receipt.first_offset)
 
     async def publishes() -> AsyncGenerator[Coroutine[Any, Any, Piece]]:
-        sequence = 0
         # In a thread: Spark may take its time with the next rows, and the connection lives on.
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            sequence += 1
-            yield publish(piece, sequence)
+            yield publish(piece, numbers.next())
 
     try:
         return await in_order(publishes())

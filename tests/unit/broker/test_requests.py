@@ -254,7 +254,7 @@ async def test_topics_of_pipelines_have_the_limit_too_and_take_no_room_from_othe
     for name in ("@sink.a", "@sink.b", "@pipeline"):
         assert await speaker.request("topic.create", topic=name) != "overloaded"
     assert await speaker.request("topic.create", topic="@sink.c") == "overloaded"
-    assert await speaker.publish("@sink.d") == "overloaded"
+    assert await speaker.publish("@sink.d") == "unknown_topic"
     for name in ("a", "b", "c"):
         assert await speaker.request("topic.create", topic=name) != "overloaded"
     assert await speaker.request("topic.create", topic="d") == "overloaded"
@@ -266,6 +266,9 @@ async def test_topics_of_pipelines_are_created_changed_and_deleted_by_clients() 
     speaker = await Speaker.to(broker)
     sequence = 0
     for name in ("@pipeline", "@sink.load-7", "@sink." + "x" * 123):
+        if name != "@pipeline":
+            assert await speaker.publish(name, producer_id=7, sequence=99) == "unknown_topic"
+            await speaker.request("topic.create", topic=name)
         for _ in range(3):
             # The first goes the long way, the next ones go the short one.
             sequence += 1

@@ -563,6 +563,9 @@ async def test_what_the_target_does_not_take_is_refused_by_its_rules() -> None:
         with pytest.raises(InvalidRequest, match="needs a cluster"):
             await copy(operator, durability=3)
         assert stored(broker) == []
+        with pytest.raises(UnknownTopic, match="created before it is used"):
+            await copy(operator, target="@sink.other", batches=2, durability=0)
+        await operator.ask("topic.create", topic="@sink.other")
         await copy(operator, target="@sink.other", batches=2, durability=0)
         assert sequences(broker, "@sink.other") == [1, 2]
 

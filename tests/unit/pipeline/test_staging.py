@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from onward.errors import (
     NotConnected,
     OffsetOutOfRange,
     OnwardError,
+    TopicEnded,
     UnknownTopic,
 )
 from onward.message.batch import encode_batch
@@ -36,9 +38,11 @@ from onward.pipeline.staging import (
     PIECES_MAX,
     RUN_PIECES_MAX,
     RUNS_IN_FLIGHT_MAX,
+    Numbers,
     Piece,
     PieceRun,
     Share,
+    _task_numbers,
     each,
     gather,
     in_order,
@@ -46,7 +50,7 @@ from onward.pipeline.staging import (
     stage,
     stage_pieces,
 )
-from onward.settings import Settings, TopicSettings
+from onward.settings import LogSettings, Settings, TopicSettings
 
 QUERY = query_name("query", "5c7a")
 NOWHERE = Place("127.0.0.1:1", None, "1s")
@@ -452,6 +456,78 @@ async def test_a_task_that_fails_deletes_what_it_staged(mq: onward.Client) -> No
     with pytest.raises(InvalidRequest, match="is null"):
         await stage_pieces(mq, QUERY, pieces())
     assert await sink_topics(mq) == []
+
+
+async def test_a_staged_topic_that_ends_under_a_task_does_not_begin_anew(
+    mq: onward.Client,
+) -> None:
+    def pieces() -> Iterator[EncodedPiece]:
+        yield piece(b"old")
+        asyncio.run_coroutine_threadsafe(end(), loop).result(20)
+        yield piece(b"new")
+
+    async def end() -> None:
+        async with asyncio.timeout(20):
+            while not (  # noqa: ASYNC110
+                (topics := await sink_topics(mq)) and await bodies(mq, topics[0])
+            ):
+                await asyncio.sleep(0.001)
+        await mq.delete_topic(topics[0])
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(UnknownTopic, match="created before it is used"):
+        await stage_pieces(mq, QUERY, pieces())
+    assert await sink_topics(mq) == []
+
+
+@pytest.mark.parametrize("is_once", [False, True])
+async def test_what_is_gone_before_the_decision_fails_before_anything_is_written(
+    mq: onward.Client, is_once: bool
+) -> None:
+    shares = [carried(piece(b"a")), await staged(mq, piece(b"b"), partition=1)]
+    for topic in await sink_topics(mq):
+        await mq.delete_topic(topic)
+    with pytest.raises(Conflict, match="nothing of the batch was written"):
+        await Ledger(mq, QUERY, is_once=is_once).commit(0, shares)
+    assert not await mq.has_topic("out")
+
+
+async def test_a_decision_into_a_topic_that_was_created_anew_is_not_carried_out(
+    mq: onward.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, publish = Ledger(mq, QUERY), Ledger._publish
+
+    async def created_anew(self: Ledger, *given: Any, **named: Any) -> int:
+        await mq.delete_topic(self.topic)
+        await mq.create_topic(self.topic)
+        return await publish(self, *given, **named)
+
+    monkeypatch.setattr(Ledger, "_publish", created_anew)
+    with pytest.raises(TopicEnded, match="was created anew while batch 0 was decided"):
+        await ledger.commit(0, [carried(piece(b"a"))])
+    assert not await mq.has_topic("out")
+
+
+async def test_what_is_copied_is_on_the_disk_whatever_the_default_of_the_broker() -> None:
+    settings = Settings(log=LogSettings(durability="memory"))
+    async with onward.connect("memory:", settings=settings) as mq:
+        said: list[object] = []
+        copy_batches = mq.copy_batches
+
+        async def copy(*given: Any, **named: Any) -> Any:
+            said.append(named["durability"])
+            return await copy_batches(*given, **named)
+
+        mq.copy_batches = copy  # type: ignore[method-assign]
+        await Ledger(mq, QUERY).commit(0, [await staged(mq, piece(b"a"))])
+        assert said == ["disk"]
+
+
+def test_the_tasks_of_one_process_are_one_producer_to_the_broker() -> None:
+    first, second = _task_numbers(), _task_numbers()
+    assert first is second
+    assert (first.next() + 1, first.producer_id) == (second.next(), second.producer_id)
+    assert Numbers().producer_id != first.producer_id
 
 
 async def test_a_checkpoint_that_was_put_back_is_refused_and_not_left_out_silently(
