@@ -3,7 +3,7 @@
 import pytest
 
 from onward import Conflict
-from onward.errors import InvalidName
+from onward.errors import InvalidName, UnknownTopic
 from onward.message.batch import encode_batch
 
 from .engines import BOTH, KEPT, Engine
@@ -89,6 +89,9 @@ async def test_an_explanation_says_who_advanced_a_group(engine: Engine) -> None:
 async def test_pipelines_have_topics_of_their_own_and_the_system_keeps_its(engine: Engine) -> None:
     async with engine.connect() as mq:
         await mq.publish("@pipeline", {"job": "archive"})
+        with pytest.raises(UnknownTopic, match="created before it is used"):
+            await mq.publish("@sink.load-7", b"a")
+        await mq.create_topic("@sink.load-7")
         await mq.publish_many("@sink.load-7", [b"a", b"b"])
         for name in ("@trace", "@schedule", "@sink", "@other"):
             with pytest.raises(InvalidName):

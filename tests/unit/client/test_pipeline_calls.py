@@ -180,6 +180,7 @@ async def test_the_topics_of_pipelines_are_used_as_others_and_not_listed() -> No
     async with calling() as (client, _, _):
         longest = "@sink." + "x" * 123
         for topic in ("@pipeline", "@sink.load-7", longest):
+            await client.create_topic(topic)
             await client.publish(topic, b"a")
             await client.publish(topic, b"b")
             assert (await client.topic(topic)).messages == 2
