@@ -549,6 +549,24 @@ async def test_damage_is_said_and_never_copied() -> None:
         assert sequences(broker) == [1, 2, 4]
 
 
+async def test_nothing_overtakes_a_copy_that_its_target_refused() -> None:
+    async with opened() as broker:
+        operator = await Operator.of(broker)
+        await stage(operator, 1, 1)
+        await operator.ask("topic.create", topic="closed", rule="read-only")
+        first, second = await asyncio.gather(
+            copy(operator, target="closed", sequence=1),
+            copy(operator, offset=1, sequence=2),
+            return_exceptions=True,
+        )
+        assert (type(first), type(second)) == (Forbidden, Overloaded)
+        assert stored(broker) == []
+        await operator.ask("topic.change", topic="closed", rule="read-write")
+        await copy(operator, target="closed", sequence=1)
+        await copy(operator, offset=1, sequence=2)
+        assert len(stored(broker)) == 1
+
+
 async def test_what_the_target_does_not_take_is_refused_by_its_rules() -> None:
     async with opened() as broker:
         operator = await Operator.of(broker)
