@@ -422,7 +422,7 @@ class Publishing(Changes):
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
-        if self._under_way is not None or not self._collected:
+        if self._under_way is not None:
             # The log gives one place at a time: what was collected goes when that one has ended.
             return
         collected, self._collected = self._collected, Collected()

@@ -4,7 +4,8 @@
                └─ at most `running_max`    └─ at most `answering_max`, or nothing new begins
 
 A slot is free for the next message as soon as its function is done, so the disk's time limits
-nothing but the number of answers that are under way.
+nothing but the number of answers that are under way. When a message is at hand at that moment the
+slot goes on with it, and is never free in between.
 """
 
 from __future__ import annotations

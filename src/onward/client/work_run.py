@@ -1,6 +1,8 @@
 """One consumer of a running App: it takes messages, calls the function, and says how it went.
 
     take ──▶ call (in a slot) ──▶ returned: ack · raised: retry · Retry, Reject: as they say
+                 ▲     └─ the next message that is at hand goes into the same slot, at once
+                 └─ with a task and a context of its own, whatever was in the slot before
 
     stop     nothing new is taken; what runs may end, and its answer becomes durable; then it leaves
     too late the time to stop is over: what still runs is cancelled, and its message given back
