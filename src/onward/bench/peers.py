@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -179,7 +179,11 @@ def redis_parser(client: str) -> type:
 
 
 def beside(
-    figures: dict[str, float], *, onward: float, less_is_better: bool = False
+    figures: dict[str, float],
+    *,
+    onward: float,
+    less_is_better: bool = False,
+    names: Collection[str] = (REDIS_PY_HIREDIS,),
 ) -> dict[str, object]:
     """Take what is not in the ratio out of the peers' figures, and say how Onward compares.
 
@@ -187,11 +191,13 @@ def beside(
     >>> beside(peers, onward=50.0), peers
     ({'redis-py+hiredis': {'figure': 20.0, 'ratio': 2.5}}, {'redis-py': 10.0})
     """
-    figure = figures.pop(REDIS_PY_HIREDIS, None)
-    if figure is None:
-        return {}
-    ratio = figure / onward if less_is_better else onward / figure
-    return {REDIS_PY_HIREDIS: {"figure": rounded(figure), "ratio": round(ratio, 3)}}
+    found: dict[str, object] = {}
+    for name in names:
+        if name in figures:
+            figure = figures.pop(name)
+            ratio = figure / onward if less_is_better else onward / figure
+            found[name] = {"figure": rounded(figure), "ratio": round(ratio, 3)}
+    return found
 
 
 Command = tuple[list[str], str]

@@ -1,10 +1,13 @@
 """spark-write: 2 M messages of 200 bytes from Spark into a broker, exactly once, on disk.
 
 The figure is the sink with Arrow: staged, decided and copied, so that every message is stored once
-whatever dies meanwhile. Three others take rows one by one, and the best of them counts:
+whatever dies meanwhile. The peer is a writer of rows:
 
     row-wise writer          by hand with Spark's guide: each row is published with the client
                              library, 1,000 at a time under way; a repeated task writes twice
+
+Beside it, not in the ratio, stand two that take rows one by one and send them in batches:
+
     lists of 1,000 rows      the same by hand, with one publish for a list of rows
     the same sink, fed rows  our own sink without Arrow: it gathers the rows into columns
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from onward.bench.peers import beside
 from onward.bench.report import Options, Report, rounded
 from onward.bench.spark import in_rounds, medians, spark_beside
 from onward.pipeline.place import open_client
@@ -57,6 +61,7 @@ def run(options: Options) -> Report:
         )
     figures = medians(rates)
     ours = figures.pop(ARROW)
+    not_in_ratio = beside(figures, onward=ours, names=(LISTS, FED_ROWS))
     return Report(
         name="spark-write",
         unit="rows/s",
@@ -66,6 +71,6 @@ def run(options: Options) -> Report:
         details={
             "rows": count,
             "rates": {name: [rounded(one) for one in each] for name, each in rates.items()},
-            "ratios": {name: round(ours / figure, 3) for name, figure in figures.items()},
+            "beside": not_in_ratio,
         },
     )

@@ -17,7 +17,12 @@ from onward.broker.replies import Operation, reply, reply_when_done
 from onward.broker.schedule_requests import ScheduleRequests
 from onward.broker.topic_entries import TopicEntries
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
-from onward.message.names import check_group_name, check_topic_name, is_system_name
+from onward.message.names import (
+    SINK_PREFIX,
+    check_group_name,
+    check_topic_name,
+    is_system_name,
+)
 from onward.protocol.payloads import decode_fields, decode_request
 
 if TYPE_CHECKING:
@@ -118,7 +123,7 @@ class Requests:
             self._broker.publishing.new_record(wanted.topic),
             expires_at_ms=self._expiry(wanted.expires_at_ms, wanted.lifetime_ms),
             rule=wanted.rule,
-            message_bytes_max=self._size(wanted.message_bytes_max),
+            message_bytes_max=self._size_of_new(wanted),
             retention_ms=wanted.retention_ms,
             retention_bytes=wanted.retention_bytes,
             retention_group=_group_name(wanted.retention_group),
@@ -233,13 +238,23 @@ class Requests:
             raise InvalidRequest(f"a topic lives at least {LIFETIME_MS_MIN} ms")
         return expires_at_ms
 
+    def _size_of_new(self, wanted: TopicCreate) -> int:
+        if wanted.topic.startswith(SINK_PREFIX) and not wanted.message_bytes_max:
+            # It holds pieces on their way to other topics: those say how large a message may be.
+            return self._largest_message_bytes
+        return self._size(wanted.message_bytes_max)
+
     def _size(self, message_bytes_max: int) -> int:
-        limit = self._broker.settings.topics.batch_bytes_max - 1024
+        limit = self._largest_message_bytes
         if message_bytes_max > limit:
             raise InvalidRequest(
                 f"message_bytes_max is at most {limit} (topics.batch_bytes_max less its frame)"
             )
         return message_bytes_max
+
+    @property
+    def _largest_message_bytes(self) -> int:
+        return self._broker.settings.topics.batch_bytes_max - 1024
 
 
 def _group_name(name: str) -> str:

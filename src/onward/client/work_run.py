@@ -78,6 +78,8 @@ class WorkRun:
         """Join, work until told to stop, leave; raise what ended the membership."""
         consumer = self.work.consume(self._client)
         self._context = copy_context()
+        # A factory may begin tasks at once: each call would stand on the stack of the one before.
+        self._may_go_on = asyncio.get_running_loop().get_task_factory() is None
         try:
             async with AsyncExitStack() as membership:
                 if await self._join(membership, consumer):
@@ -250,7 +252,8 @@ class WorkRun:
         following = None
         task = asyncio.current_task()
         is_cancelled = task is not None and task.cancelling() > 0
-        if self.work.batch is None and self.slots.may_go_on and not is_cancelled:
+        is_allowed = self._may_go_on and self.work.batch is None and not is_cancelled
+        if is_allowed and self.slots.may_go_on:
             assert self._consumer is not None, "it has joined: something was delivered"
             following = self._consumer.take_now()
         if following is None:

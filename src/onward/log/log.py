@@ -100,6 +100,8 @@ class Log:
     term: int = 0
     system_topics: set[int] = field(default_factory=set)
     """Topics of the broker itself: they may use half of what is kept of the disk."""
+    _written_index: int = 0
+    """The last entry that was written: no place of the log is ever written twice."""
 
     @property
     def tail(self) -> Segment:
@@ -140,6 +142,8 @@ class Log:
 
         Raises DiskFull or Overloaded with nothing done, or DiskFailed.
         """
+        if write.entries and write.entries[0].index <= self._written_index:
+            raise RuntimeError("a write was staged before the one in its place was finished")
         try:
             if write.rolled:
                 self._roll(write.segment)
@@ -151,6 +155,8 @@ class Log:
             raise
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
+        if write.entries:
+            self._written_index = write.entries[-1].index
 
     def finish(self, write: Write) -> None:
         """Make written entries findable."""

@@ -282,6 +282,18 @@ async def test_topics_of_pipelines_are_created_changed_and_deleted_by_clients() 
     await broker.stop()
 
 
+async def test_a_topic_of_the_sink_takes_pieces_larger_than_a_message_may_be() -> None:
+    small = {"message_bytes_max": 1_000, "batch_bytes_max": 1 << 20}
+    broker = await open_broker(settings=settings_with(topics=small))
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="@sink.load-7")
+    await speaker.request("topic.create", topic="@sink.small", message_bytes_max=500)
+    assert not isinstance(await speaker.publish("@sink.load-7", [bytes(100_000)]), str)
+    assert await speaker.publish("@sink.small", [bytes(600)]) == "message_too_large"
+    assert await speaker.publish("orders", [bytes(1_200)]) == "message_too_large"
+    await broker.stop()
+
+
 async def test_a_full_disk_refuses_new_topics_and_still_ends_old_ones() -> None:
     broker = await open_broker()
     speaker = await Speaker.to(broker)

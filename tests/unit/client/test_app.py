@@ -330,6 +330,30 @@ async def test_a_call_that_follows_another_in_its_slot_sees_nothing_of_its_conte
     assert seen == [(offset, -1) for offset in range(500)]
 
 
+async def test_with_a_task_factory_no_call_is_begun_by_the_one_before() -> None:
+    app, seen, begun_by = App(), [], set()
+
+    def factory(loop: Any, coro: Any, **more: Any) -> Any:
+        if coro.__qualname__ == "WorkRun._perform":
+            caller = asyncio.current_task(loop)
+            begun_by.add(caller and caller.get_coro().__qualname__)  # type: ignore[union-attr]
+        return asyncio.Task(coro, loop=loop, **more)
+
+    @app.consumer("orders", group="billing", concurrency=2)
+    async def charge(message: Message) -> None:
+        seen.append(message.offset)
+        await asyncio.sleep(0)
+
+    asyncio.get_running_loop().set_task_factory(factory)
+    async with working(app) as (mq, _):
+        await mq.publish_many("orders", [b"x"] * 500)
+        await until(lambda: len(seen) == 500)
+        await until_acked(mq, "billing")
+    assert sorted(seen) == list(range(500))
+    assert begun_by
+    assert "WorkRun._perform" not in begun_by
+
+
 async def test_every_call_sees_what_the_start_of_the_app_has_set() -> None:
     app, seen = App(), []
     pool: ContextVar[str] = ContextVar("pool", default="none")

@@ -138,6 +138,21 @@ def test_damage_is_never_served() -> None:
         writer.log.read(span, wait=True)
 
 
+def test_no_place_of_the_log_is_written_twice() -> None:
+    writer = Writer(MemoryDisk())
+    writer.append(1)
+    first, second = (writer.log.stage([writer.draft(topic)]) for topic in (1, 2))
+    writer.log.perform(first, sync=True)
+    with pytest.raises(RuntimeError, match="staged before"):
+        writer.log.perform(second, sync=True)
+    writer.log.finish(first)
+    assert writer.read(1) == [(0, 1), (1, 1)]
+    third = writer.log.stage([writer.draft(3)])
+    writer.log.perform(third, sync=True)
+    writer.log.finish(third)
+    assert writer.read(3) == [(0, 1)]
+
+
 def test_a_failed_sync_ends_the_node_and_is_never_tried_again() -> None:
     disk = FaultyDisk(Random(1))
     writer = Writer(disk)
