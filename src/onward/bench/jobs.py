@@ -24,7 +24,6 @@ import uvloop
 
 import onward
 from onward.bench.clients import GROUP, STREAM, Pipelined, postgresql_pool, redis_client
-from onward.bench.pauses import Pauses
 from onward.bench.peers import REDIS_PY, REDIS_PY_HIREDIS, Server
 from onward.bench.report import Options, Report, rounded, typical
 from onward.bench.rounds import alternate
@@ -55,14 +54,13 @@ class System(Protocol):
 class Load:
     """What is published and handled. It ends by being over: a cancelled client may hang."""
 
-    pauses: Pauses
     handled: int = 0
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AHEAD_MAX))
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def work(self) -> None:
         """Do one job."""
-        await self.pauses.one()
+        await asyncio.sleep(WORK_S)
         self.handled += 1
         self.room.release()
 
@@ -117,8 +115,8 @@ def _measure(opened: Opened, seconds: float, server: Server) -> float:
 
 
 async def _jobs_per_second(opened: Opened, server: Server, seconds: float) -> float:
-    async with Pauses(WORK_S) as pauses, opened(server) as system, asyncio.TaskGroup() as group:
-        load = Load(pauses)
+    load = Load()
+    async with opened(server) as system, asyncio.TaskGroup() as group:
         group.create_task(system.consume(load))
         for _ in range(PUBLISHERS):
             group.create_task(load.publish_on(system.publish))
