@@ -4,12 +4,7 @@
 .PHONY: help setup setup-bench demo test check format bench sim sim-long torture clean
 SHELL := /bin/bash
 
-# The Python of .venv: make setup PYTHON=python3.12. Debian's own is built with every optimisation,
-# one that was built by hand often is not and is slower by a tenth: so the system's comes first.
-IS_FIT := import sys, ensurepip; sys.exit(sys.version_info < (3, 11))
-ifndef PYTHON
-PYTHON := $(firstword $(foreach one,/usr/bin/python3 python3,$(shell $(one) -c '$(IS_FIT)' 2>/dev/null && echo $(one))) python3)
-endif
+PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp

@@ -14,6 +14,8 @@ from onward.bench.versus import compare
 
 CONNECTIONS = 256
 BODY = bytes(range(200))
+AHEAD = 1_500
+"""Requests that each connection has prepared: enough for 2 s at 190,000 a second."""
 
 
 def run(options: Options) -> Report:
@@ -27,10 +29,10 @@ def run(options: Options) -> Report:
     )
 
 
-def onward_speakers() -> list[Speaker]:
+def onward_speakers(*, ahead: int = AHEAD) -> list[Speaker]:
     """Return speakers for Onward: each is a producer of its own."""
     return [
-        OnwardSpeaker("bench", [BODY], producer_id=secrets.randbits(63) | 1)
+        OnwardSpeaker("bench", [BODY], producer_id=secrets.randbits(63) | 1, ahead=ahead)
         for _ in range(CONNECTIONS)
     ]
 

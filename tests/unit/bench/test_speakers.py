@@ -30,6 +30,15 @@ def test_a_request_stays_as_it_is_until_it_is_answered():
     assert len(set(as_sent)) == 3
 
 
+def test_what_is_made_ahead_is_what_would_be_made_later_and_does_not_run_out():
+    ahead, later = (OnwardSpeaker("bench", [b"a"], producer_id=7, ahead=n) for n in (3, 0))
+    for _ in range(7):
+        made, expected = bytes(ahead.request()), bytes(later.request())
+        assert made[:12] == expected[:12]
+        headers = [check_batch(one, 12 + 4 + len("bench")) for one in (made, expected)]
+        assert headers[0].sequence == headers[1].sequence
+
+
 def test_a_request_to_the_next_topic_is_sound_too():
     speaker = TopicsSpeaker(iter(["t-0", "t-1", "t-2"]), [b"a"], producer_id=7)
     for name in ("t-1", "t-2"):
