@@ -65,9 +65,10 @@ class OnwardSpeaker:
         self._sequence = 0
         self._rest = b""
         if ahead:
-            made = [bytes(self.request()) for _ in range(ahead)]
+            made: list[Buffer] = [bytes(self.request()) for _ in range(ahead)]
             # When those are used up, the next ones are written as they are sent.
-            self.request = chain(made, iter(self.request, None)).__next__  # type: ignore[method-assign]
+            all_of_them = chain(made, iter(self.request, None))
+            self.request = all_of_them.__next__  # type: ignore[method-assign]
 
     def batch(self, bodies: list[bytes], producer_id: int) -> bytes:
         """Return the batch that is sent again and again."""
