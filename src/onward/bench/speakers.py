@@ -67,7 +67,7 @@ class OnwardSpeaker:
         if ahead:
             made: list[Buffer] = [bytes(self.request()) for _ in range(ahead)]
             # When those are used up, the next ones are written as they are sent.
-            all_of_them = chain(made, iter(self.request, None))
+            all_of_them: Iterator[Buffer] = chain(made, iter(self.request, None))
             self.request = all_of_them.__next__  # type: ignore[method-assign]
 
     def batch(self, bodies: list[bytes], producer_id: int) -> bytes:
