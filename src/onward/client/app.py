@@ -22,6 +22,7 @@ from typing import Any, TypeVar, Unpack
 
 from onward.client.app_run import STOP_MS, AppRun
 from onward.client.client import Client, connect
+from onward.client.loops import loop_factory
 from onward.client.options import ConsumeOptions
 from onward.client.receipt import Receipt
 from onward.client.scheduled import ScheduledReceipt
@@ -217,7 +218,7 @@ class App:
     def main(self, *, address: str | None = None) -> None:
         """Run as a program: until a signal. Leaves with exit code 130 when there was a second."""
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self.run(address=address))
         except (asyncio.CancelledError, KeyboardInterrupt):
             sys.exit(EXIT_INTERRUPTED)
@@ -279,13 +280,3 @@ async def _call_all(hooks: Iterator[Hook] | Sequence[Hook]) -> None:
         result = hook()
         if isinstance(result, Awaitable):
             await result
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Run on uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

@@ -19,7 +19,6 @@ checkpoint that was put back has planned other rows under its number.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from hashlib import blake2b
@@ -29,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from onward.client.client import Client, DurabilityName
+from onward.client.loops import run
 from onward.client.reader import ReadBatch
 from onward.errors import (
     Conflict,
@@ -162,34 +162,34 @@ def commit(
     `is_once`: nobody will ever repeat it, so nothing about it is kept.
     """
 
-    async def run() -> None:
+    async def committed() -> None:
         async with open_place(place) as mq:
             ledger = Ledger(mq, query, durability=durability, is_once=is_once)
             await ledger.commit(batch, shares)
 
-    asyncio.run(run())
+    run(committed())
 
 
 def abort(place: Place, query: str, shares: Sequence[Share]) -> None:
     """Delete what was staged for nothing; what a decision names stays. Never raises."""
 
-    async def run() -> None:
+    async def aborted() -> None:
         async with open_place(place) as mq:
             await Ledger(mq, query).abort(shares)
 
     if any(piece.staged for share in shares for piece in share.pieces):
         with suppress(OnwardError):
-            asyncio.run(run())
+            run(aborted())
 
 
 def finish(place: Place, write_id: str) -> bool:
     """Finish a batch write that was decided and interrupted; return whether there was one."""
 
-    async def run() -> bool:
+    async def finished() -> bool:
         async with open_place(place) as mq:
             return await Ledger(mq, query_name("write", write_id)).finish()
 
-    return asyncio.run(run())
+    return run(finished())
 
 
 class Ledger:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import NamedTuple
 
 from onward.client.client import connect
+from onward.client.loops import loop_factory
 from onward.client.reader import ReadBatch
 from onward.client.sync import SyncClient, connect_sync
 
@@ -69,7 +70,7 @@ def read_range(place: Place, topic: str, first: int, end: int) -> Iterator[list[
     """
     if first >= end:
         return
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         stretches = _stretches(place, topic, first, end)
         try:
             while (stretch := runner.run(_next(stretches))) is not None:

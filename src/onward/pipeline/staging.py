@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from onward.client.client import Client, connect
+from onward.client.loops import run
 from onward.errors import InvalidRequest, OnwardError
 from onward.message.names import SINK_PREFIX
 from onward.pipeline.columns import EncodedPiece
@@ -141,7 +142,7 @@ def stage(
         held.append(piece)
         size += len(piece.packed)
         if size > INLINE_BYTES_MAX:
-            return asyncio.run(_stage_all(place, query, chain(held, pieces), partition))
+            return run(_stage_all(place, query, chain(held, pieces), partition))
     inline = [Piece(one.topic, one.count, "", number) for number, one in enumerate(held)]
     return Share(partition, inline, [one.packed for one in held])
 

@@ -36,7 +36,7 @@ from onward.protocol.payloads import (
     encode_error,
     encode_json,
 )
-from onward.protocol.receiver import Frame, Receiver
+from onward.protocol.receiver import OWN_BYTES_FIRST, Frame, Receiver
 
 
 class State(Enum):
@@ -49,6 +49,9 @@ class State(Enum):
     CLOSING = auto()
     CLOSED = auto()
 
+
+READ_BYTES_USUAL: Final = 1 << 20
+"""What the broker sends at once of what is read, and somewhat more."""
 
 _NOTHING: Final[frozenset[int]] = frozenset()
 # What may come at any time while a connection is open, and changes nothing in its state.
@@ -101,9 +104,11 @@ class Connection:
     _peer: str
     _usual: frozenset[int]
 
-    def __init__(self, *, preface: bytes) -> None:
+    def __init__(self, *, preface: bytes, own_bytes_first: int = OWN_BYTES_FIRST) -> None:
         self.state = State.PREFACE
-        self.receiver = Receiver(frame_bytes_max=HELLO_FRAME_BYTES_MAX, preface=preface)
+        self.receiver = Receiver(
+            frame_bytes_max=HELLO_FRAME_BYTES_MAX, preface=preface, own_bytes_first=own_bytes_first
+        )
 
     @property
     def pending_bytes(self) -> int:
@@ -225,7 +230,8 @@ class ClientConnection(Connection):
     _usual = _FROM_BROKER
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        super().__init__(preface=b"")
+        # What it reads it has asked for: memory for a frame of the usual size is there at once.
+        super().__init__(preface=b"", own_bytes_first=READ_BYTES_USUAL)
         self.welcome: Welcome | None = None
         self.goodbye: Goodbye | None = None
         self._frame_bytes_max = frame_bytes_max

@@ -27,7 +27,7 @@ Frame = tuple[int, int, bytes | bytearray]
 
 SHARED_BYTES: Final = 256 * 1024
 
-_OWN_BYTES_FIRST: Final = 24 * 1024
+OWN_BYTES_FIRST: Final = 24 * 1024
 # kind, flags and the zero field are read as one number: it is the kind when both others are 0.
 _HEADER: Final = Struct("<III")
 _unpack_header = _HEADER.unpack_from
@@ -48,6 +48,7 @@ class Receiver:
         "_filled",
         "_kind",
         "_own",
+        "_own_bytes_first",
         "_preface",
         "_request_id",
         "_size",
@@ -56,8 +57,12 @@ class Receiver:
         "frame_bytes_max",
     )
 
-    def __init__(self, *, frame_bytes_max: int, preface: bytes = b"") -> None:
+    def __init__(
+        self, *, frame_bytes_max: int, preface: bytes = b"",
+        own_bytes_first: int = OWN_BYTES_FIRST,
+    ) -> None:  # fmt: skip
         self.frame_bytes_max = frame_bytes_max
+        self._own_bytes_first = own_bytes_first
         self._preface = preface
         self._view: memoryview | None = None  # the shared buffer, from buffer() to received()
         self._tail = b""  # the beginning of a small frame
@@ -149,7 +154,7 @@ class Receiver:
         return frames
 
     def _begin_own(self, begun: memoryview, size: int, kind: int, request_id: int) -> None:
-        room = size if size <= 4 * len(begun) else max(_OWN_BYTES_FIRST, 2 * len(begun))
+        room = size if size <= 4 * len(begun) else max(self._own_bytes_first, 2 * len(begun))
         own = bytearray(min(size, room))
         own[: len(begun)] = begun
         self._own, self._filled, self._tail = own, len(begun), b""

@@ -135,6 +135,23 @@ def test_the_limit_can_be_raised_after_the_hello() -> None:
     assert feed(receiver, shared, big, []) == [(1, 2, bytes(200))]
 
 
+@pytest.mark.parametrize(("first", "expected"), [(24_000, 24_000), (1_000_000, 500_000)])
+def test_a_frame_that_was_asked_for_has_its_memory_at_once(first: int, expected: int) -> None:
+    stream = frame(75, 7, bytes(range(250)) * 2_000)
+    shared = bytearray(4_096)
+    receiver = Receiver(frame_bytes_max=1 << 20, own_bytes_first=first)
+    memory: list[int] = []
+    payloads: list[bytes | bytearray] = []
+    while stream:
+        place = receiver.buffer(shared)
+        n = min(len(place), len(stream))
+        place[:n], stream = stream[:n], stream[n:]
+        payloads += [payload for _, _, payload in receiver.received(n)]
+        memory.append(receiver.own_bytes)
+    assert memory[0] == expected
+    assert payloads == [bytes(range(250)) * 2_000]
+
+
 def test_the_memory_of_a_large_frame_is_known_until_it_is_complete() -> None:
     receiver, shared = Receiver(frame_bytes_max=100_000), bytearray(64)
     stream = frame(1, 2, bytes(50_000))
