@@ -71,8 +71,15 @@ class CopyLines:
         line.places.append(place)
         try:
             yield place
-        finally:
-            line.places.remove(place)
-            line.moved.set()
-            if not line.places:
-                del self._by_id[producer_id]
+        except BaseException:
+            # Who hears of it may want to end those behind as well: before they have their turn.
+            asyncio.get_running_loop().call_soon(self._leave, producer_id, place)
+            raise
+        self._leave(producer_id, place)
+
+    def _leave(self, producer_id: int, place: Place) -> None:
+        line = self._by_id[producer_id]
+        line.places.remove(place)
+        line.moved.set()
+        if not line.places:
+            del self._by_id[producer_id]

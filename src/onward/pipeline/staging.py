@@ -244,7 +244,10 @@ async def in_order(
             while (call := await anext(calls, None)) is not None:
                 under_way.append(tasks.create_task(call))
                 if len(under_way) >= limit:
-                    answers.append(await under_way.popleft())
+                    # Not the task itself: who is cancelled here would cancel it before the others,
+                    # and those behind it would go on without it.
+                    await asyncio.wait([under_way[0]])
+                    answers.append(under_way.popleft().result())
     except BaseExceptionGroup as failed:
         raise _first(failed) from None
     return answers + [task.result() for task in under_way]

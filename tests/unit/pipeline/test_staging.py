@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import onward
+from onward.client.copying import CopyLines
 from onward.errors import (
     Conflict,
     Corruption,
@@ -616,6 +617,38 @@ async def test_a_driver_that_was_overtaken_stores_nothing(mq: onward.Client) -> 
 
 
 # --- many calls at a time --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+@pytest.mark.parametrize("limit", [2, 3])
+async def test_what_is_ended_in_the_middle_lets_nothing_overtake_it(end: str, limit: int) -> None:
+    lines, asked = CopyLines(), []
+    first_fails = asyncio.Event()
+
+    async def call(number: int) -> None:
+        with lines.place(7) as place:
+            await place.turn()
+            asked.append(number)
+            if number == 1:
+                await first_fails.wait()
+                raise Forbidden("not here")
+            place.ask()
+            await asyncio.sleep(0)
+
+    copying = asyncio.ensure_future(in_order(each(call(n) for n in range(9)), limit=limit))
+    while 1 not in asked:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    if end == "cancelled":
+        copying.cancel()
+    else:
+        first_fails.set()
+    with pytest.raises((asyncio.CancelledError, Forbidden)):
+        await copying
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asked == [0, 1]
 
 
 async def test_calls_are_begun_in_order_and_only_so_many_at_a_time() -> None:
