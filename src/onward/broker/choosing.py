@@ -205,12 +205,13 @@ class ChosenSource:
         elif row.did in PARKED:
             held = self._lanes.held_in(row.ranges)
             self._lanes.park(held)
-            if self._record.mode == "ordered" and len(held) < count_of(row.ranges):
-                # Somebody else had them: later messages of their keys must stay behind them.
+            if self._parked is not None and self._record.mode == "ordered":
+                # Somebody else had them: later messages of their keys must stay behind them. While
+                # it is not known what else waits, they are found out with the rest.
                 unknown = Ranges(row.ranges)
                 for offset in held:
                     unknown.remove(offset, offset + 1)
-                self._parked = [*(self._parked or ()), *unknown]
+                self._parked = [*self._parked, *unknown]
 
     def wait_ms(self) -> int | None:
         """Return how long a key's limit holds something back; None when nothing waits for one."""

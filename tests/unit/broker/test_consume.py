@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from onward.broker.broker import Broker
+from onward.broker.commit import Done
 from onward.broker.settle import DEATHS_MAX
 from onward.errors import DiskFull, OnwardError
+from onward.log.log import Write
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.deliveries import Joined, decode_delivery, decode_joined, more_frame
 from onward.protocol.frames import Kind
@@ -315,6 +317,45 @@ async def test_an_ordered_key_stays_parked_when_its_group_comes_back() -> None:
     assert await second.got(2) == [2, 0]
     await second.ack_offsets(0)
     assert await second.got(3) == [2, 0, 1]
+    await broker.stop()
+
+
+class Gate(HeldCommit):
+    """Writes at once, unless it is held."""
+
+    is_held = False
+
+    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
+        super().submit(write, sync=sync, done=done)
+        if not self.is_held:
+            asyncio.get_running_loop().call_soon(self.release)
+
+
+async def test_an_ordered_key_stays_parked_when_others_are_lost_while_its_group_comes_back() -> (
+    None
+):
+    broker = await open_broker(commit=Gate, clock=ManualClock())
+    gate = broker._commit
+    assert isinstance(gate, Gate)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3, keys=["a", "a", "b"])
+    wish = {"mode": "ordered"}
+    first = await Consumer.of(broker, "g", wish=wish)
+    await first.got(2)
+    await first.settle("retry", 0, after_ms=60_000)
+    gate.is_held = True
+    first.speaker.transport.abort()
+    await turns()
+    second = await Consumer.of(broker, "g", member="bob", wish=wish, credit=0)
+    assert len(gate.held) == 1, "that 2 was lost is not durable yet"
+    gate.is_held = False
+    gate.release()
+    await turns()
+    second.speaker.transport.write(more_frame(second.id, 10))
+    assert await second.got(1) == [2]
+    await second.ack()
+    await turns()
+    assert second.offsets == [2]
     await broker.stop()
 
 
