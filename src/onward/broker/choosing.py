@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from onward.delivery.lanes import HELD_MAX, Lanes
-from onward.delivery.ranges import Range, Ranges, count_of, merged, offsets_of, ranges_of
+from onward.delivery.ranges import Range, Ranges, merged, offsets_of, ranges_of
 from onward.delivery.trace import Trace
 
 if TYPE_CHECKING:
