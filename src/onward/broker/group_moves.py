@@ -6,7 +6,8 @@
 A move is a row of the trace like every outcome: answered when durable, told by `explain`. Ranges
 are clipped to the topic; a range that is wholly outside of it is a mistake. A dry run counts only.
 Replay takes only what is finished, so it never touches what a member holds; what is dead is not
-replayed but redriven. What a reset or a skip takes from a member is void: its acks are refused.
+replayed but redriven. What a reset or a skip takes from a member is void: its acks are refused. One
+that cannot be written moves nothing, but what it has taken from members by then comes again.
 """
 
 from __future__ import annotations

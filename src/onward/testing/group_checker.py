@@ -149,6 +149,7 @@ class _Check:
             or _any_between(history.deaths_us, since_us, again.at_us)
             or again.at_us - since_us >= self._plan.lease_ms * 1000
             or self._is_opened(place, since_us, again.at_us)
+            or self._is_voided(place, since_us, again.at_us)
             or any(act.kind == "offline" and act.asked_us <= again.at_us for act in self._acts)
         )
 
@@ -317,6 +318,20 @@ class _Check:
             and act.asked_us <= until_us
             and act.answered_us >= since_us
             for act in self._acts
+        )
+
+    def _is_voided(self, place: Place, since_us: int, until_us: int) -> bool:
+        """Tell whether a reset or a skip that was refused took a message from who had it.
+
+        Leases end before such a row is written, for no old ack may come after it.
+        """
+        return any(
+            act.kind in ("reset", "skip")
+            and act.group == self._plan.name
+            and act.covers(*place)
+            and act.asked_us <= until_us
+            and act.answered_us >= since_us
+            for act in self._history.refused
         )
 
 

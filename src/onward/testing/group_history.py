@@ -182,6 +182,8 @@ class GroupHistory:
     handed: list[Handed] = field(default_factory=list)
     stints: list[Stint] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
+    refused: list[Act] = field(default_factory=list)
+    """Acts that did not happen."""
     dead: dict[str, dict[tuple[str, int], Buried]] = field(default_factory=dict)
     """Of each group that was swept in the end, by topic and offset."""
     deaths_us: list[int] = field(default_factory=list)

@@ -98,15 +98,17 @@ class Operator:
 
     async def _act(self, act: Act, call: Awaitable[object]) -> bool:
         """Do it and note it; tell whether it was done or perhaps done."""
-        acts = self._world.history.groups.acts
-        acts.append(act)
+        history = self._world.history.groups
+        history.acts.append(act)
         self._world.trace(f"{self.name}: {act.kind} {act.group} {act.topic} {act.ranges or ''}")
         try:
             await call
         except OnwardError as error:
             self._world.trace(f"{self.name}: {act.kind} {act.group}: {error}")
             if is_refused(error):
-                acts.remove(act)
+                history.acts.remove(act)
+                act.answered_us = self._world.now_us()
+                history.refused.append(act)
                 return False
             return True
         act.answered_us = self._world.now_us()
