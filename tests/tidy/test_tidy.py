@@ -19,7 +19,7 @@ PURE = {"message", "protocol", "delivery"}
 IMPURE_MODULES = {"asyncio", "socket", "os", "time", "random", "logging"}
 
 # Leaves that anybody may use. What stands at the top of the package, beside the stations.
-LEAVES = {"version", "errors", "clock", "durations", "settings", "config"}
+LEAVES = {"version", "errors", "clock", "durations", "loops", "settings", "config"}
 STATIONS = {"message", "protocol", "log", "schedule", "delivery", "cluster"}
 OUTSIDE = {"message", "protocol", "client"}  # who lives outside the broker is a client of it
 ANYTHING = None
@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "version": set(),
     "errors": set(),
     "clock": set(),
+    "loops": set(),
     "settings": {"errors"},
     "durations": {"errors"},
     "config": {"errors", "durations", "settings"},

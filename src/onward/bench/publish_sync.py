@@ -15,7 +15,7 @@ from onward.bench.versus import compare
 CONNECTIONS = 256
 BODY = bytes(range(200))
 AHEAD = 1_500
-"""Requests that each connection has prepared: enough for 2 s at 190,000 a second."""
+"""Requests that each connection has prepared: enough for warm-up and 2 s at 150,000 a second."""
 
 
 def run(options: Options) -> Report:

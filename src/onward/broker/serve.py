@@ -17,14 +17,14 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from onward.broker.broker import Broker
 from onward.config import check
 from onward.errors import Corruption, Unavailable
 from onward.log.log import DiskFailed
+from onward.loops import run
 from onward.settings import Settings
 
 logger = logging.getLogger("onward.serve")
@@ -44,17 +44,7 @@ def serve(settings: Settings, *, ready: Callable[[Broker, int], None] | None = N
     `ready` is called once with the broker and its port, when clients can connect.
     """
     check(settings)
-    return run_loop(_serve(settings, ready or (lambda broker, port: None)))
-
-
-def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run on uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    return run(_serve(settings, ready or (lambda broker, port: None)))
 
 
 def exit_code(error: Exception) -> int:

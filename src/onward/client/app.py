@@ -22,7 +22,6 @@ from typing import Any, TypeVar, Unpack
 
 from onward.client.app_run import STOP_MS, AppRun
 from onward.client.client import Client, connect
-from onward.client.loops import loop_factory
 from onward.client.options import ConsumeOptions
 from onward.client.receipt import Receipt
 from onward.client.scheduled import ScheduledReceipt
@@ -32,6 +31,7 @@ from onward.client.topics import Duration, duration_ms
 from onward.client.work import Middleware, Work, make_work
 from onward.client.work_run import Settled
 from onward.errors import InvalidRequest, NotConnected
+from onward.loops import loop_factory
 from onward.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import msgspec
 
 from onward.client.client import Client, DurabilityName
-from onward.client.loops import run
 from onward.client.reader import ReadBatch
 from onward.errors import (
     Conflict,
@@ -40,6 +39,7 @@ from onward.errors import (
     TopicEnded,
     UnknownTopic,
 )
+from onward.loops import run
 from onward.message.batch import encode_batch
 from onward.message.names import SINK_PREFIX
 from onward.pipeline.columns import EncodedPiece

@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import NamedTuple
 
 from onward.client.client import connect
-from onward.client.loops import loop_factory
 from onward.client.reader import ReadBatch
 from onward.client.sync import SyncClient, connect_sync
+from onward.loops import loop_factory
 
 STRETCH_ROWS = 32_768
 STRETCH_BYTES = 8 << 20

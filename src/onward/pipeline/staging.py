@@ -19,8 +19,8 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from onward.client.client import Client, connect
-from onward.client.loops import run
 from onward.errors import InvalidRequest, OnwardError
+from onward.loops import run
 from onward.message.names import SINK_PREFIX
 from onward.pipeline.columns import EncodedPiece
 from onward.pipeline.place import Place

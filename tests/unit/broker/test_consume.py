@@ -298,17 +298,25 @@ async def test_an_ordered_group_has_one_message_of_a_key_out_at_a_time() -> None
     await broker.stop()
 
 
+ORDERED = {"mode": "ordered"}
+
+
+async def with_a_parked_key(broker: Broker) -> Consumer:
+    """Let 0 wait for its retry, 1 behind it with the same key, and a member hold 2."""
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3, keys=["a", "a", "b"])
+    member = await Consumer.of(broker, "g", wish=ORDERED)
+    await member.got(2)
+    await member.settle("retry", 0, after_ms=60_000)
+    return member
+
+
 async def test_an_ordered_key_stays_parked_when_its_group_comes_back() -> None:
     clock = ManualClock()
     broker = await open_broker(clock=clock)
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 3, keys=["a", "a", "b"])
-    wish = {"mode": "ordered"}
-    first = await Consumer.of(broker, "g", wish=wish)
-    await first.got(2)
-    await first.settle("retry", 0, after_ms=60_000)
+    first = await with_a_parked_key(broker)
     await first.leave()
-    second = await Consumer.of(broker, "g", member="bob", wish=wish)
+    second = await Consumer.of(broker, "g", member="bob", wish=ORDERED)
     assert await second.got(1) == [2]
     await turns()
     assert second.offsets == [2]
@@ -337,16 +345,11 @@ async def test_an_ordered_key_stays_parked_when_others_are_lost_while_its_group_
     broker = await open_broker(commit=Gate, clock=ManualClock())
     gate = broker._commit
     assert isinstance(gate, Gate)
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 3, keys=["a", "a", "b"])
-    wish = {"mode": "ordered"}
-    first = await Consumer.of(broker, "g", wish=wish)
-    await first.got(2)
-    await first.settle("retry", 0, after_ms=60_000)
+    first = await with_a_parked_key(broker)
     gate.is_held = True
     first.speaker.transport.abort()
     await turns()
-    second = await Consumer.of(broker, "g", member="bob", wish=wish, credit=0)
+    second = await Consumer.of(broker, "g", member="bob", wish=ORDERED, credit=0)
     assert len(gate.held) == 1, "that 2 was lost is not durable yet"
     gate.is_held = False
     gate.release()
