@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from onward.delivery.lanes import HELD_MAX, Lanes
-from onward.delivery.ranges import Range, Ranges, merged, offsets_of, ranges_of
+from onward.delivery.ranges import Range, Ranges, count_of, merged, offsets_of, ranges_of
 from onward.delivery.trace import Trace
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ class ChosenSource:
         elif row.did in PARKED:
             held = self._lanes.held_in(row.ranges)
             self._lanes.park(held)
-            if self._parked is not None and self._record.mode == "ordered":
+            is_behind = self._record.mode == "ordered" and len(held) < count_of(row.ranges)
+            if is_behind and self._parked is not None:
                 # Somebody else had them: later messages of their keys must stay behind them. While
                 # it is not known what else waits, they are found out with the rest.
                 unknown = Ranges(row.ranges)
