@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
 from onward.broker.collected import Change, Collected
+from onward.broker.routes import Routes
 from onward.clock import Clock
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError, Overloaded, Stopping
@@ -32,7 +33,7 @@ class Changes(ABC):
     _creating: dict[Topic, list[Callable[[OnwardError | None], None]]]
     _is_closed: bool
     _loop: asyncio.AbstractEventLoop
-    routes: dict[bytes, tuple[Topic, int, int]]
+    routes: Routes
 
     @abstractmethod
     def _commit_soon(self) -> None:
@@ -96,7 +97,7 @@ class Changes(ABC):
     ) -> None:
         """End a topic: from now on nothing more is written to it."""
         topic.end(ending=True)
-        self.routes.clear()
+        self.routes.forget()
 
         def settle(error: OnwardError | None) -> None:
             topic.end(ending=error is None)

@@ -124,7 +124,7 @@ class Intake:
         per message.
         """
         publishing, now_ms = self._broker.publishing, self._broker.now_monotonic_ms
-        routes, windows = publishing.routes, self._broker.producers.windows
+        routes, windows = publishing.routes.known, self._broker.producers.windows
         limit = publishing.message_bytes_max
         connection_limit = publishing.connection_bytes_max
         topic: Topic | None = None

@@ -25,12 +25,12 @@ from onward.broker.collected import Change, Collected, Staged, in_batches
 from onward.broker.commit import Commit, Done
 from onward.broker.producers import UNDER_WAY, WINDOW, WINDOW_HEAD, Producers
 from onward.broker.publishers import Publishers
+from onward.broker.routes import Routes
 from onward.clock import Clock
 from onward.delivery.trace import encode_rows
 from onward.errors import (
     DiskFull,
     Forbidden,
-    InvalidName,
     InvalidRequest,
     MessageTooLarge,
     OnwardError,
@@ -44,12 +44,11 @@ from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
-from onward.message.names import SINK_PREFIX, check_topic_name, is_system_name
+from onward.message.names import SINK_PREFIX, check_topic_name
 from onward.protocol.payloads import (
     RECEIPT,
     RECEIPT_FRONT,
     Durability,
-    decode_publish,
     published_frame,
 )
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC
@@ -65,14 +64,11 @@ CROWD_WAIT_S: Final = 0.002
 CROWD_MIN: Final = 32
 CROWD_PART: Final = 0.7
 CROWD_BYTES_MAX: Final = 256 << 10
-# About 200 bytes each; with fewer than topics in use most publishes would go the long way.
-ROUTES_MAX: Final = 131_072
 # Below this a copy of the batch is cheaper than a view of its frame.
 COPIED_BYTES_MAX: Final = 2_048
 # So many producers of one connection keep their order while they are refused.
 HELD_MAX: Final = 64
 TRACE_TOPIC: Final = "@trace"
-_SCHEDULE: Final = Topic(TopicRecord(number=0, name=SCHEDULE_TOPIC))
 _DISK: Final = int(Durability.DISK)
 
 
@@ -93,7 +89,6 @@ class Publishing(Changes):
     ) -> None:  # fmt: skip
         self._log = log
         self._catalogue = catalogue
-        self.routes: dict[bytes, tuple[Topic, int, int]] = {}
         self._producers = producers
         self._publishers = publishers
         self._commit_seam = commit
@@ -105,7 +100,8 @@ class Publishing(Changes):
         self.message_bytes_max = settings.topics.message_bytes_max
         self.connection_bytes_max = settings.server.connection_bytes_max
         self._inflight_bytes_max = settings.server.inflight_bytes_max
-        self._default = Durability[settings.log.durability.upper()]
+        default = Durability[settings.log.durability.upper()]
+        self.routes = Routes(catalogue, default=default)
         self._crowd = 0
         """How many publishes waited for the last commit or for the next when it ended."""
         self._collected = Collected()
@@ -133,7 +129,7 @@ class Publishing(Changes):
     def publish(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         """Take one PUBLISH frame; its answer goes to the session when it is durable."""
         try:
-            topic, durability, start = self._route(payload)
+            topic, durability, start = self.routes.find(payload)
             header = check_batch(payload, start)
             producer_id, sequence = header.producer_id, header.sequence
             if producer_id == FIRED:
@@ -158,7 +154,7 @@ class Publishing(Changes):
                 scheduled = self.scheduling.intake.check(batch)
             elif not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
-                self._keep_route(payload[:start], (topic, durability, start))
+                self.routes.keep(payload, (topic, durability, start))
         except OnwardError as error:
             session.refuse(request_id, error)
             return
@@ -222,49 +218,6 @@ class Publishing(Changes):
     def _noted(self, producer_id: int, error: OnwardError | None) -> None:
         if error is not None:
             self._publishers.forget(producer_id)
-
-    def _route(self, payload: bytes | bytearray) -> tuple[Topic, int, int]:
-        """Return the topic, the durability, and where the batch begins.
-
-        The front of the frame is the same for each publish to a topic, so what was found out about
-        it is kept, until any topic changes or ends, or a commit is refused. A topic that cannot be
-        written now has number 0.
-        """
-        front = payload[: 4 + payload[1]] if len(payload) > 4 else b""
-        route = self.routes.get(front if type(front) is bytes else bytes(front))
-        if route is None:
-            asked, name, start = decode_publish(payload)
-            if name == SCHEDULE_TOPIC:
-                # Not kept: each batch to it is looked at.
-                return (
-                    self._catalogue.by_name.get(name) or _SCHEDULE,
-                    self._durability(asked),
-                    start,
-                )
-            if is_system_name(name):
-                raise InvalidName(f"topic {name!r} belongs to the system: nobody publishes to it")
-            durability = self._durability(asked)
-            topic = self._catalogue.by_name.get(name)
-            if topic is None or not topic.is_open:
-                # Nothing is created or refused before it is known that this is no repeat.
-                return Topic(TopicRecord(number=0, name=name)), durability, start
-            route = topic, durability, start
-            self._keep_route(front, route)
-        return route
-
-    def _keep_route(self, front: bytes | bytearray, route: tuple[Topic, int, int]) -> None:
-        if len(self.routes) >= ROUTES_MAX:
-            self.routes.clear()
-        self.routes[bytes(front)] = route
-
-    def _durability(self, asked: int) -> int:
-        if asked <= Durability.DISK:
-            return asked
-        if asked == Durability.DEFAULT:
-            return self._default
-        if asked == Durability.QUORUM:
-            raise InvalidRequest("durability 'quorum' needs a cluster; this node stands alone")
-        raise InvalidRequest(f"durability {asked} does not exist")
 
     def create_on_use(
         self, name: str, done: Callable[[OnwardError | None], None], *,
@@ -535,7 +488,7 @@ class Publishing(Changes):
     def _apply(self, change: Change, entry: Entry) -> None:
         if change.kind != Kind.TOPIC_CREATED:
             # A new topic has no route to an older one of its name: that went when it ended.
-            self.routes.clear()
+            self.routes.forget()
         self._catalogue.apply(entry, change.body)
         change.done(None)
 
@@ -608,7 +561,7 @@ class Publishing(Changes):
             topic.staged_offset = topic.next_offset
             for publish in publishes:
                 self.reject(publish, error)
-        self.routes.clear()
+        self.routes.forget()
         if collected.trace_created is not None:
             collected.trace_created.done(error)
         elif collected.rows_entries:

@@ -59,7 +59,7 @@ class Session(asyncio.Protocol):
         self._is_closing = False
         self._transport: asyncio.Transport | None = None
         self.write: Callable[[bytes], None] = _into_nothing
-        """Sends bytes. What is written in one turn of the loop leaves the socket together."""
+        """Sends bytes: what belongs together is better sent with one call."""
         self.unanswered_bytes = 0
         self.is_paused = False
         self.writable = True
