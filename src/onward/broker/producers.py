@@ -8,7 +8,8 @@ remembered with the offset and event id they were given, as a ring in one packed
 `last used` is that of its first moment while nothing of it is stored, and is brought up to date
 only for a checkpoint: what else it would be stands in the ring.
 
-While a batch is on its way to the disk, its offset is `UNDER_WAY`: a repeat then waits for it.
+While a batch is on its way to the disk, its offset is `UNDER_WAY`: a repeat then waits for it. Its
+event id is that of the one before it in its place: so a ring tells whether it ever held something.
 
 A client never has more than `WINDOW` unanswered sequences, so every repeat it can send is found.
 Like the catalogue this is a fold of the log, and survives a restart. At most `PRODUCERS_MAX`
@@ -76,12 +77,16 @@ class Producers:
         window[slot + 1] = UNDER_WAY
 
     def give_up(self, producer_id: int, sequence: int) -> None:
-        """Take back `begin`: it was not stored. A producer of whom nothing is left is forgotten."""
+        """Take back `begin`: it was not stored. A producer who never stored anything is forgotten.
+
+        One who did is not, even when nothing is left in the ring: that its old ones are old, and
+        not new, is known by its highest sequence alone.
+        """
         window = self.windows.get(producer_id)
         slot = WINDOW_HEAD + sequence % WINDOW * 3
         if window is not None and window[slot] == sequence + 1 and window[slot + 1] == UNDER_WAY:
             window[slot] = window[slot + 1] = 0
-            if not any(window[WINDOW_HEAD::3]):
+            if not any(window[WINDOW_HEAD::3]) and not any(window[WINDOW_HEAD + 2 :: 3]):
                 del self.windows[producer_id]
 
     def record(self, producer_id: int, sequence: int, offset: int, event_id: int) -> None:
@@ -150,5 +155,6 @@ def _without_begun(window: array[int]) -> array[int]:
     if UNDER_WAY in window:
         for slot in range(WINDOW_HEAD, len(window), 3):
             if window[slot + 1] == UNDER_WAY:
-                window[slot : slot + 3] = array("Q", bytes(24))
+                # The event id stays: it tells that something was stored.
+                window[slot] = window[slot + 1] = 0
     return window

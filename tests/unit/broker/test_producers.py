@@ -57,6 +57,29 @@ def test_giving_up_keeps_what_is_stored() -> None:
     assert producers.find(7, 1) == (10, 100)
 
 
+def a_producer_with_more_refused_than_its_window_holds(*, saved: bool = False) -> Producers:
+    """Of producer 7 the first is stored; what came after it was begun and not stored."""
+    producers = Producers()
+    producers.record(7, 1, 10, 5)
+    later = range(2, WINDOW + 3)
+    for sequence in later:
+        producers.begin(7, sequence)
+    if saved:
+        producers = Producers.load(producers.save())
+        producers.begin(7, later[-1])
+    for sequence in later:
+        producers.give_up(7, sequence)
+    return producers
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_is_stored_is_never_new_again_however_many_are_given_up_after_it(saved: bool) -> None:
+    producers = a_producer_with_more_refused_than_its_window_holds(saved=saved)
+    with pytest.raises(Conflict, match="older than the last"):
+        producers.find(7, 1)
+    assert producers.find(7, WINDOW + 2) is None
+
+
 def test_a_sequence_that_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="too large"):
         Producers().find(7, SEQUENCE_MAX + 1)
