@@ -5,8 +5,10 @@
     choosy    share ─ take ─▶ looked at ─▶ lanes (per key, tenant, priority) ─▶ granted
 
 Only groups that filter or choose pay for looking at messages. What was looked at is bounded; what
-is not granted goes back to the share when the last member leaves. An ordered group looks at what
-waits for a retry before anything else: later messages of those keys must stay behind it.
+is not granted goes back to the share when the last member leaves. What failed and comes again takes
+turns with what is fresh, in looking and in granting. An ordered group looks at what waits for a
+retry before anything else: later messages of those keys must stay behind it. One that limits how
+many of a key are out looks at what is out already, when its rules have changed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from onward.delivery.lanes import HELD_MAX, Lanes
@@ -132,15 +133,22 @@ class ChosenSource:
         self._settle = settle
         self._now_ms = clock.now_ms
         self._monotonic_ms = clock.monotonic_ms
-        self._lanes = Lanes(record) if record.is_choosy else None
+        self._lanes = Lanes(record, buckets=share.buckets) if record.is_choosy else None
         self._wanted = Ranges()
+        self._wanted_again = Ranges()
+        self._is_their_turn = True
+        """Of an odd number the larger half is for what failed; then it is for what is fresh."""
         self._leased = leased
-        self._parked: list[Range] | None = None if record.mode == "ordered" else []
+        knows_keys = record.mode == "ordered" or bool(record.key_concurrency)
+        self._parked: list[Range] | None = None if knows_keys else []
         """What must be known before anything else is looked at; None: that is to be found out."""
         self._looking: asyncio.Task[None] | None = None
         self._looked: list[Range] = []
         """What was taken from the share for the look that is under way."""
+        self._looked_again = Ranges()
+        """What of it had failed before."""
         self._is_closed = False
+        self._has_warned = False
         self._aside: dict[str | None, Ranges] = {}
         """By tenant: what was looked at and is not held, because the tenant has enough in line."""
 
@@ -161,25 +169,36 @@ class ChosenSource:
 
     @property
     def _at_hand(self) -> int:
-        return self._wanted.count if self._lanes is None else self._lanes.ready_count
+        if self._lanes is not None:
+            return self._lanes.ready_count
+        return self._wanted.count + self._wanted_again.count
 
     def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets: those that come first by the group's rules."""
         if self._lanes is None:
-            return self._wanted.take(limit)
+            return self._take_wanted(limit)
         chosen = self._lanes.take(min(limit, CHOSEN_MAX), now_ms=self._monotonic_ms())
         if self._record.priorities:
             # A delivery is read in the order of offsets: what must come after it comes with the
             # next one.
-            first = next((n for n, (a, b) in enumerate(pairwise(chosen), 1) if a > b), len(chosen))
-            self._lanes.again(chosen[first:])
-            del chosen[first:]
+            readable = self._lanes.in_order_of_offsets(chosen)
+            self._lanes.again(chosen[readable:])
+            del chosen[readable:]
         return ranges_of(chosen)
+
+    def _take_wanted(self, limit: int) -> list[Range]:
+        """Take from both, half of what failed while there is both."""
+        again = min(self._wanted_again.count, (limit + self._is_their_turn) // 2)
+        if self._wanted_again:
+            self._is_their_turn ^= limit % 2 == 1
+        fresh = self._wanted.take(limit - again)
+        return merged([*fresh, *self._wanted_again.take(limit - count_of(fresh))])
 
     def give_back(self, ranges: list[Range]) -> None:
         """Let ranges that were taken be taken again."""
         if self._lanes is None:
             not_held = [part for one in ranges for part in self._wanted.gaps(*one)]
+            not_held = [part for one in not_held for part in self._wanted_again.gaps(*one)]
             self.share.give_back(not_held)
             return
         known = self._lanes.held_in(ranges)
@@ -200,6 +219,7 @@ class ChosenSource:
             if row.did in FINISHED or row.did in PARKED:
                 for start, end in row.ranges:
                     self._wanted.remove(start, end)
+                    self._wanted_again.remove(start, end)
         elif row.did in FINISHED:
             self._lanes.finish(self._lanes.held_in(row.ranges))
         elif row.did in PARKED:
@@ -229,14 +249,16 @@ class ChosenSource:
         for ranges in self._aside.values():
             self.share.give_back(list(ranges))
         self._aside.clear()
-        self.share.give_back(list(self._wanted))
+        self.share.give_back([*self._wanted, *self._wanted_again])
         if self._lanes is not None:
             self.share.give_back(ranges_of(self._lanes.drop_all()))
         self._wanted.clear()
+        self._wanted_again.clear()
 
     def _forget(self) -> None:
         """The share begins anew: what was looked at before means nothing."""
         self._wanted.clear()
+        self._wanted_again.clear()
         self._aside.clear()
         self._parked = []
         if self._lanes is not None:
@@ -263,25 +285,47 @@ class ChosenSource:
     def _next_ranges(self) -> list[Range]:
         """Return what to look at next, and take it from the share."""
         if self._parked is None:
-            self._parked = merged([*ranges_of(self.share.retries), *self._leased()])
+            is_ordered = self._record.mode == "ordered"
+            waiting = ranges_of(self.share.retries) if is_ordered else []
+            self._parked = merged([*waiting, *self._leased()])
         if self._parked:
             return self._parked
-        end_offset, fresh = self._topic.next_offset, not self.share.is_full
-        if self._lanes is None:
-            return self.share.take(LOOK_MAX, end_offset=end_offset, fresh=fresh)
-        if aside := self._next_aside():
+        if self._lanes is not None and (aside := self._next_aside()):
             return aside
         # What is known needs no room; of the rest only as much is taken as there is room for.
-        room = min(LOOK_MAX, HELD_MAX - self._lanes.count)
-        ready = self.share.take(LOOK_MAX, end_offset=end_offset, fresh=False)
-        unknown = Ranges(self._again(ready))
-        chosen = unknown.take(room)
+        self._warn_when_blind()
+        room = LOOK_MAX if self._lanes is None else min(LOOK_MAX, HELD_MAX - self._lanes.count)
+        end_offset = self._topic.next_offset
+        unknown = Ranges(self._again(self.share.take(LOOK_MAX, end_offset=end_offset, fresh=False)))
+        is_ordered = self._record.mode == "ordered"
+        again = unknown.take(room if is_ordered else -(-room // 2))
         self.share.give_back(list(unknown))
-        # What is to be delivered again comes before later messages of its key.
-        if chosen or (self.share.ready and self._record.mode == "ordered"):
-            return chosen
-        fresh = fresh and sum(ranges.count for ranges in self._aside.values()) < ASIDE_MAX
-        return self.share.take(room, end_offset=end_offset, fresh=fresh) if fresh else []
+        self._looked_again = Ranges(again)
+        if is_ordered and (again or self.share.ready):
+            # What is to be delivered again comes before later messages of its key.
+            return again
+        return merged([*again, *self._next_fresh(room - count_of(again))])
+
+    def _warn_when_blind(self) -> None:
+        """Say it once when there is no room to look further, and nothing in view may be taken."""
+        if self._lanes is None or self._lanes.ready_count:
+            return
+        if self._lanes.room:
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "group %r sees %d messages of topic %r that all wait, for their keys or a retry: "
+                "others are not looked at until one of them goes on",
+                self._record.name, self._lanes.count, self._topic.name,
+            )  # fmt: skip
+
+    def _next_fresh(self, room: int) -> list[Range]:
+        """Take what nobody has looked at; nothing while too much of it has failed or lies aside."""
+        is_full = sum(ranges.count for ranges in self._aside.values()) >= ASIDE_MAX
+        if is_full or self.share.is_full or room <= 0:
+            return []
+        return self.share.take_fresh(room, end_offset=self._topic.next_offset)
 
     def _next_aside(self) -> list[Range]:
         """Return what was put aside of a tenant that has little in line now."""
@@ -295,7 +339,8 @@ class ChosenSource:
 
     def _again(self, ranges: list[Range]) -> list[Range]:
         """Let known ones be taken again at once; return the others."""
-        assert self._lanes is not None
+        if self._lanes is None:
+            return ranges
         unknown = []
         for offset in offsets_of(ranges):
             if self._lanes.knows(offset):
@@ -321,18 +366,22 @@ class ChosenSource:
             for start, end in looked.ranges:
                 # What was finished meanwhile, by an operator, is not wanted any more.
                 for part in self.share.unfinished(start, end):
-                    self._wanted.add(*part)
+                    self._wanted_again.update(self._looked_again.overlap(*part))
+                    self._wanted.update(self._looked_again.gaps(*part))
             return
         offsets = looked.offsets
         if looked.tenants is not None and not is_parked:
             self._put_aside(looked)
             offsets = looked.offsets
         self._lanes.add(
-            offsets, keys=looked.keys, tenants=looked.tenants, priorities=looked.priorities
-        )
-        if is_parked:
+            offsets, keys=looked.keys, tenants=looked.tenants, priorities=looked.priorities,
+            failed=self._looked_again,
+        )  # fmt: skip
+        if is_parked and self._record.mode == "ordered":
             # What has become due meanwhile is taken from the share next, and goes on from there.
             self._lanes.park(offsets)
+        elif is_parked:
+            self._lanes.take_over(offsets)
         states = map(self.share.state_of, offsets)
         ended = [
             one

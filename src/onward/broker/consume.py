@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from onward.broker.choosing import ChosenSource, PlainSource, Source, gone_row
@@ -65,6 +66,8 @@ class Consuming:
         self._holds: dict[str, int] = {}
         """Groups that wait until what was said of their messages is durable, and how often."""
         self._of_session: dict[Session, dict[int, Member]] = {}
+        self._expired: Counter[str] = Counter()
+        """How many leases of each group ran out."""
         self.groups = groups
         self.crews: dict[str, Crew] = {}
         self.outcomes = Outcomes(
@@ -96,9 +99,8 @@ class Consuming:
         return Leases() if crew is None else crew.leases
 
     def expired_of(self, name: str) -> int:
-        """Return how many leases of a group ran out since its first member came."""
-        crew = self.crews.get(name)
-        return 0 if crew is None else crew.expired_count
+        """Return how many leases of a group ran out since the broker started."""
+        return self._expired.get(name, 0)
 
     def record(self, rows: list[Trace], done: Done) -> None:
         """Publish rows of the trace; when they are durable they are folded, then `done` comes."""
@@ -308,6 +310,7 @@ class Consuming:
         self.groups.change(record)
         if record.deleted:
             self._broker.group_holds.forget_group(record.name)
+            self._expired.pop(record.name, None)
         crew = self.crews.get(record.name)
         if crew is None:
             return
@@ -389,22 +392,20 @@ class Consuming:
         available = source.available()
         if available <= 0:
             return False
-        for line in crew.lines_for(name):
-            turn = line.next_grant(available)
-            if turn is None:
-                continue
-            member, limit = turn
-            if crew.leases.held_by(member.name) >= LEASES_PER_MEMBER_MAX:
-                # It takes and never settles: it gets more when it does, or its leases run out.
-                crew.pause(member)
-                return True
-            ranges = source.take(min(limit, crew.fitting(name)))
-            if not ranges:
-                return False
-            line.used(member, count_of(ranges))
-            self._handing.deliver(crew, member, source, topic, ranges, bytes_max=self._bytes_max())
+        turn = crew.next_grant(name, available)
+        if turn is None:
+            return False
+        member, limit = turn
+        if crew.leases.held_by(member.name) >= LEASES_PER_MEMBER_MAX:
+            # It takes and never settles: it gets more when it does, or its leases run out.
+            crew.pause(member)
             return True
-        return False
+        ranges = source.take(min(limit, crew.fitting(name)))
+        if not ranges:
+            return False
+        crew.used(member, count_of(ranges))
+        self._handing.deliver(crew, member, source, topic, ranges, bytes_max=self._bytes_max())
+        return True
 
     def _skip_retained(self, crew: Crew, source: Source, topic: Topic) -> None:
         """What retention took away before it was consumed is skipped, and the log says so."""
@@ -563,7 +564,7 @@ class Consuming:
 
     def _expire(self, crew: Crew) -> None:
         for lease in crew.leases.expire(self._broker.clock.monotonic_ms()):
-            crew.expired_count += 1
+            self._expired[crew.group.record.name] += 1
             self.settling.lose(crew, lease, "expired")
             if (member := crew.members.get(lease.member)) is not None:
                 self.go_on(member)

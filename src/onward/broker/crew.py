@@ -74,7 +74,6 @@ class Crew:
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at_ms = 0
         self.is_serving = False
-        self.expired_count = 0
 
     @property
     def is_exclusive(self) -> bool:
@@ -140,12 +139,26 @@ class Crew:
             member.is_waiting = False
             self._enter(member)
 
-    def lines_for(self, topic: str) -> list[Turns[Member]]:
-        """Return the lines of those who want this topic."""
+    def next_grant(self, topic: str, ready: int) -> tuple[Member, int] | None:
+        """Return who is next to get something of a topic, and how many at most.
+
+        Those who named other topics besides stand in other lines; the lines take turns.
+        """
         if len(self._lines) == 1:
             topics, line = next(iter(self._lines.items()))
-            return [line] if topic in topics else []
-        return [line for topics, line in self._lines.items() if topic in topics]
+            return line.next_grant(ready) if topic in topics else None
+        lines = [(topics, line) for topics, line in self._lines.items() if topic in topics]
+        waiting = sum(line.waiting_count for _, line in lines)
+        for topics, line in lines:
+            grant = line.next_grant(ready, beside=waiting - line.waiting_count)
+            if grant is not None:
+                self._lines[topics] = self._lines.pop(topics)
+                return grant
+        return None
+
+    def used(self, member: Member, count: int) -> None:
+        """Note that a member got so many."""
+        self._lines[member.topics].used(member, count)
 
     def _enter(self, member: Member) -> None:
         if member.state == "active" and member in self._credits:

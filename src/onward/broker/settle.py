@@ -215,7 +215,8 @@ class Settling:
     def _say_expired(self, crew: Crew, lease: Lease) -> None:
         if (member := crew.members.get(lease.member)) is not None:
             member.expired += lease.ranges.count
-        if crew.expired_count <= EXPIRED_SAID or crew.expired_count % 1_000 == 0:
+        expired = self._consuming.expired_of(crew.group.record.name)
+        if expired <= EXPIRED_SAID or expired % 1_000 == 0:
             logger.warning(
                 "lease ran out: member %r of group %r did not settle %d messages of %r in time",
                 lease.member, crew.group.record.name, lease.ranges.count, lease.topic,

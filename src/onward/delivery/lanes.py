@@ -5,10 +5,12 @@
              ▼   │        └─────▶ in line again
         waiting behind its key
 
-Each tenant has a line: higher priorities first, then lower offsets. Tenants take turns by weight
-(start-time fair queueing): each turn costs 1 / weight, the cheapest comes next, and who was away
-comes back at the present price, without credit for the past. A message whose key may not be taken
-now steps out of line when it comes up, and waits behind its key until that opens:
+Each tenant has two lines, of what is fresh and of what failed and comes again: higher priorities
+first, then lower offsets. At the same priority the two take turns, so that retries never delay
+fresh messages. Tenants take turns by weight (start-time fair queueing): each turn costs 1 / weight,
+the cheapest comes next, and who was away comes back at the present price, without credit for the
+past. A message whose key may not be taken now steps out of line when it comes up, and waits behind
+its key until that opens:
 
     ordered          one of a key is taken at a time, and none after one that is taken or parked
     key_concurrency  so many of a key are taken at a time
@@ -19,7 +21,8 @@ Messages without a key are not held back. Nothing here is durable, and no step l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace, nlargest
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
@@ -33,7 +36,7 @@ HELD_MAX: Final = 65_536
 REMEMBERED_MAX: Final = 65_536
 """How many idle keys' buckets and idle tenants' turns are kept; the emptiest buckets stay."""
 RELEASED_MAX: Final = 64
-"""To so many tenants an opening key is offered at once; the others of that key come in turn."""
+"""To so many lines an opening key is offered at once; the others of that key come in turn."""
 
 _STALE_MIN: Final = 1_024
 _OFFSET_MASK: Final = (1 << 64) - 1
@@ -47,18 +50,30 @@ _IN_LINE, _WAITING, _TAKEN, _PARKED = range(4)
 
 
 class _Tenant:
-    """One tenant's line: a heap of ranks."""
+    """One tenant's lines: heaps of ranks."""
 
-    __slots__ = ("count", "is_active", "line", "name", "price", "turn_at")
+    __slots__ = ("again", "count", "fresh", "is_active", "name", "price", "turn_at", "was_again")
 
     def __init__(self, name: str, *, price: int, turn_at: int) -> None:
         self.name = name
         self.price = price
         self.turn_at = turn_at
         self.count = 0
-        self.line: list[int] = []
+        self.fresh: list[int] = []
+        self.again: list[int] = []
+        self.was_again = False
+        """The last that was taken had failed before: now it is the turn of a fresh one."""
         self.is_active = False
         """It is in the heap of turns. Who is not has nothing in line."""
+
+    def next_line(self) -> list[int]:
+        """Return the line whose turn it is: that with the higher priority, else the other one."""
+        fresh, again = self.fresh, self.again
+        if not fresh or not again:
+            return fresh or again
+        if fresh[0] >> 64 != again[0] >> 64:
+            return fresh if fresh[0] < again[0] else again
+        return fresh if self.was_again else again
 
 
 class _Key:
@@ -75,17 +90,24 @@ class _Key:
         self.full_at_ns = full_at_ns
         """When the bucket is full again: all that a bucket must remember."""
         self.is_timed = False
-        self.waiting: dict[_Tenant | None, list[int]] = {}
-        """Heaps of ranks by tenant; of an ordered group one heap of offsets, under None."""
+        self.waiting: dict[_Line | None, list[int]] = {}
+        """Heaps of ranks by line; of an ordered group one heap of offsets, under None."""
+
+
+_Line = tuple[_Tenant, bool]
+"""A line of a tenant: that of what is fresh, or (True) of what failed and comes again."""
 
 
 class _Held:
     """One offset that is held."""
 
-    __slots__ = ("key", "offset", "rank", "state", "tenant")
+    __slots__ = ("has_failed", "key", "offset", "rank", "state", "tenant")
 
-    def __init__(self, offset: int, *, key: _Key | None, tenant: _Tenant, priority: int) -> None:
+    def __init__(
+        self, offset: int, *, key: _Key | None, tenant: _Tenant, priority: int, has_failed: bool
+    ) -> None:
         self.offset = offset
+        self.has_failed = has_failed
         self.key = key
         self.tenant = tenant
         self.rank = offset - (priority << 64)
@@ -105,7 +127,7 @@ class Lanes:
     [1]
     """
 
-    def __init__(self, record: GroupRecord) -> None:
+    def __init__(self, record: GroupRecord, *, buckets: dict[str, int] | None = None) -> None:
         self._is_ordered = record.mode == "ordered"
         self._concurrency = record.key_concurrency
         self._has_priorities = record.priorities
@@ -117,7 +139,8 @@ class Lanes:
         self._present = 0
         """The price at which the last turn was taken: who comes now begins here."""
         self._idle_turns: dict[str, int] = {}
-        self._idle_buckets: dict[str, int] = {}
+        self._idle_buckets: dict[str, int] = {} if buckets is None else buckets
+        """What keys have used of their rates; given, it outlives these lanes."""
         self._forget_held()
 
     def _forget_held(self) -> None:
@@ -166,8 +189,12 @@ class Lanes:
         keys: Sequence[str | None] | None,
         tenants: Sequence[str | None] | None,
         priorities: Sequence[int] | None,
+        failed: Ranges | Container[int] = (),
     ) -> None:
-        """Take in offsets that were read; one that was taken or parked is in line again."""
+        """Take in offsets that were read; one that was taken or parked is in line again.
+
+        `failed` are those among them that are not fresh.
+        """
         columns = zip(
             offsets,
             keys if keys is not None and self._looks_at_keys else repeat(None),
@@ -178,7 +205,9 @@ class Lanes:
         for offset, key_name, tenant_name, priority in columns:
             held = self._held.get(offset)
             if held is None:
-                held = self._hold(offset, key_name, tenant_name or "", priority)
+                held = self._hold(
+                    offset, key_name, tenant_name or "", priority, has_failed=offset in failed
+                )
                 self._enter(held)
             else:
                 self._return(held)
@@ -190,7 +219,23 @@ class Lanes:
             if held is not None:
                 self._return(held)
 
-    def _hold(self, offset: int, key_name: str | None, tenant_name: str, priority: int) -> _Held:
+    def take_over(self, offsets: Iterable[int]) -> None:
+        """Count offsets that were just added as taken: somebody has them already."""
+        for offset in offsets:
+            held = self._held.get(offset)
+            if held is not None and held.state == _IN_LINE:
+                self._stale += 1
+                self._count_taken(held)
+
+    def _hold(
+        self,
+        offset: int,
+        key_name: str | None,
+        tenant_name: str,
+        priority: int,
+        *,
+        has_failed: bool,
+    ) -> _Held:
         key = None
         if key_name is not None:
             key = self._keys.get(key_name)
@@ -202,7 +247,7 @@ class Lanes:
         if tenant is None:
             tenant = self._tenants[tenant_name] = self._new_tenant(tenant_name)
         tenant.count += 1
-        held = _Held(offset, key=key, tenant=tenant, priority=priority)
+        held = _Held(offset, key=key, tenant=tenant, priority=priority, has_failed=has_failed)
         self._held[offset] = held
         return held
 
@@ -253,7 +298,7 @@ class Lanes:
                 self._present = tenant.turn_at
                 tenant.turn_at += tenant.price
                 chosen.append(held.offset)
-            if tenant.line:
+            if tenant.fresh or tenant.again:
                 heapreplace(turns, (tenant.turn_at, tenant.name, tenant))
             else:
                 heappop(turns)
@@ -264,29 +309,57 @@ class Lanes:
         return chosen
 
     def _next_of(self, tenant: _Tenant) -> _Held | None:
-        """Return the first of a line whose key is open; those before it wait behind their keys."""
-        line = tenant.line
+        """Return whose turn it is, of those whose key is open; others wait behind their keys."""
+        self._clear_front(tenant.fresh, has_failed=False)
+        self._clear_front(tenant.again, has_failed=True)
+        line = tenant.next_line()
+        if not line:
+            return None
+        tenant.was_again = line is tenant.again
+        return self._held[heappop(line) & _OFFSET_MASK]
+
+    def in_order_of_offsets(self, chosen: Sequence[int]) -> int:
+        """Return how many of what was just taken may be handed out by their offsets.
+
+        Those of one priority may, in any order; what comes after a higher one must stay after it.
+        """
+        before = highest = last = -1
+        for number, offset in enumerate(chosen):
+            priority = self._held[offset].rank >> 64
+            if number and priority != last:
+                before = highest
+            if offset < before:
+                return number
+            highest, last = max(highest, offset), priority
+        return len(chosen)
+
+    def _clear_front(self, line: list[int], *, has_failed: bool) -> None:
+        """Let the first of a line be one that may be taken."""
         while line:
-            held = self._held.get(heappop(line) & _OFFSET_MASK)
-            if held is None or held.state != _IN_LINE:
+            held = self._held.get(line[0] & _OFFSET_MASK)
+            if held is None or held.state != _IN_LINE or held.has_failed != has_failed:
                 self._stale -= 1
             elif held.key is None or self._is_open(held.key):
-                return held
+                return
             else:
                 self._step_out(held)
-        return None
+            heappop(line)
 
-    def _take(self, held: _Held) -> None:
+    def _count_taken(self, held: _Held) -> None:
         held.state = _TAKEN
         self.ready_count -= 1
+        if held.key is not None:
+            held.key.taken += 1
+
+    def _take(self, held: _Held) -> None:
+        self._count_taken(held)
         key = held.key
         if key is None:
             return
-        key.taken += 1
         if self._token_ns:
             key.full_at_ns = max(key.full_at_ns, self._now_ns) + self._token_ns
         if not self._is_ordered:
-            self._release(key, tenant=held.tenant)
+            self._release(key, line=(held.tenant, held.has_failed))
 
     def finish(self, offsets: Iterable[int]) -> None:
         """Forget offsets that were acked, died or were skipped: their keys go on."""
@@ -306,6 +379,7 @@ class Lanes:
 
     def _park(self, held: _Held) -> None:
         before, held.state = held.state, _PARKED
+        held.has_failed = True
         if before == _IN_LINE:
             # It was read again after a restart, and its time has not come.
             self.ready_count -= 1
@@ -340,6 +414,8 @@ class Lanes:
         self._untake(held)
         tenant, key = held.tenant, held.key
         tenant.count -= 1
+        if not tenant.count:
+            tenant.was_again = False
         self._forget_if_idle(tenant)
         if key is None:
             return
@@ -362,7 +438,7 @@ class Lanes:
         held.state = _IN_LINE
         self.ready_count += 1
         tenant = held.tenant
-        heappush(tenant.line, held.rank)
+        heappush(tenant.again if held.has_failed else tenant.fresh, held.rank)
         if not tenant.is_active:
             tenant.is_active = True
             tenant.turn_at = max(tenant.turn_at, self._present)
@@ -382,7 +458,8 @@ class Lanes:
             if key.first is held:
                 key.first = None
         else:
-            heappush(key.waiting.setdefault(held.tenant, []), held.rank)
+            line = held.tenant, held.has_failed
+            heappush(key.waiting.setdefault(line, []), held.rank)
 
     # --- keys --------------------------------------------------------------------------------
 
@@ -399,29 +476,29 @@ class Lanes:
             heappush(self._timed, (open_at_ns, self._timed_serial, key))
         return False
 
-    def _release(self, key: _Key, *, tenant: _Tenant | None = None) -> None:
+    def _release(self, key: _Key, *, line: _Line | None = None) -> None:
         """Let come into line what may be next of a key that may have opened.
 
-        For each tenant that waits behind the key, its first one is in line while the key is open.
-        When one of `tenant` was taken, only that tenant needs its next one there.
+        For each line that waits behind the key, its first one is in line while the key is open.
+        When one of `line` was taken, only that line needs its next one there.
         """
         if not key.waiting or key.is_timed or (key.first is not None and self._is_ordered):
             return
         if self._concurrency and key.taken >= self._concurrency:
             return
-        if tenant in key.waiting:
-            self._release_first(key, tenant)
+        if line in key.waiting:
+            self._release_first(key, line)
             return
         # Who is offered nothing of the first RELEASED_MAX comes as soon as one of them has taken.
-        for one in list(islice(key.waiting, RELEASED_MAX if tenant is None else 1)):
+        for one in list(islice(key.waiting, RELEASED_MAX if line is None else 1)):
             self._release_first(key, one)
 
-    def _release_first(self, key: _Key, tenant: _Tenant | None) -> None:
-        """Put the first that waits in line; its tenant goes behind the others of the key."""
-        waiting = key.waiting.pop(tenant)
+    def _release_first(self, key: _Key, line: _Line | None) -> None:
+        """Put the first that waits in line; this line goes behind the others of the key."""
+        waiting = key.waiting.pop(line)
         while waiting:
             held = self._held.get(heappop(waiting) & _OFFSET_MASK)
-            if held is not None and self._is_behind(held):
+            if held is not None and self._is_behind_in(held, line):
                 if self._is_ordered:
                     key.first = held
                 if held.state == _WAITING:
@@ -429,7 +506,7 @@ class Lanes:
                 break
             self._stale -= 1
         if waiting:
-            key.waiting[tenant] = waiting
+            key.waiting[line] = waiting
 
     def _find_first(self, key: _Key, held: _Held) -> None:
         """Find anew who is first of an ordered key, when `held` has just come among those waiting.
@@ -460,6 +537,10 @@ class Lanes:
 
     def _is_behind(self, held: _Held) -> bool:
         return held.state == _WAITING or self._is_parked_behind(held)
+
+    def _is_behind_in(self, held: _Held, line: _Line | None) -> bool:
+        """Tell whether it waits behind its key, and in this line: it may have failed since."""
+        return self._is_behind(held) and (line is None or held.has_failed == line[1])
 
     def wake(self, now_ms: int) -> int:
         """Let come into line what waited for its rate until now; return `ready_count`."""
@@ -496,7 +577,8 @@ class Lanes:
         """Move all buckets with a clock that was set back, so that no key waits for it."""
         for key in self._keys.values():
             key.full_at_ns -= by_ns
-        self._idle_buckets = {name: at - by_ns for name, at in self._idle_buckets.items()}
+        for name in self._idle_buckets:
+            self._idle_buckets[name] -= by_ns
         self._timed = [(at - by_ns, serial, key) for at, serial, key in self._timed]
 
     # --- forgetting --------------------------------------------------------------------------
@@ -508,22 +590,26 @@ class Lanes:
         if tenant.turn_at > self._present:
             self._idle_turns[tenant.name] = tenant.turn_at
             if len(self._idle_turns) > REMEMBERED_MAX:
-                self._idle_turns = _most(self._idle_turns, above=self._present)
+                _keep_most(self._idle_turns, above=self._present)
 
     def _remember_bucket(self, key: _Key) -> None:
         if key.full_at_ns > self._now_ns:
             self._idle_buckets[key.name] = key.full_at_ns
             if len(self._idle_buckets) > REMEMBERED_MAX:
-                self._idle_buckets = _most(self._idle_buckets, above=self._now_ns)
+                _keep_most(self._idle_buckets, above=self._now_ns)
 
     def _sweep(self) -> None:
         """Remove what is stale: finished while it was ready, so its rank still stands somewhere."""
         self._stale = 0
         for tenant in self._tenants.values():
-            tenant.line = self._only(tenant.line, lambda one: one.state == _IN_LINE)
-            tenant.is_active = bool(tenant.line)
+            tenant.fresh = self._only(tenant.fresh, _is_fresh_in_line)
+            tenant.again = self._only(tenant.again, _is_again_in_line)
+            tenant.is_active = bool(tenant.fresh or tenant.again)
         for key in self._keys.values():
-            swept = {one: self._only(ranks, self._is_behind) for one, ranks in key.waiting.items()}
+            swept = {
+                one: self._only(ranks, partial(self._is_behind_in, line=one))
+                for one, ranks in key.waiting.items()
+            }
             key.waiting = {one: ranks for one, ranks in swept.items() if ranks}
         for tenant in list(self._tenants.values()):
             self._forget_if_idle(tenant)
@@ -543,7 +629,16 @@ def _token_ns(rate: float) -> int:
     return max(1, round(_NS_PER_S / max(rate, _RATE_MIN))) if rate else 0
 
 
-def _most(remembered: dict[str, int], *, above: int) -> dict[str, int]:
-    """Return the half of what may be remembered that matters most: what lies furthest ahead."""
+def _is_fresh_in_line(held: _Held) -> bool:
+    return held.state == _IN_LINE and not held.has_failed
+
+
+def _is_again_in_line(held: _Held) -> bool:
+    return held.state == _IN_LINE and held.has_failed
+
+
+def _keep_most(remembered: dict[str, int], *, above: int) -> None:
+    """Keep the half of what may be remembered that matters most: what lies furthest ahead."""
     kept = [(value, name) for name, value in remembered.items() if value > above]
-    return {name: value for value, name in nlargest(REMEMBERED_MAX // 2, kept)}
+    remembered.clear()
+    remembered.update((name, value) for value, name in nlargest(REMEMBERED_MAX // 2, kept))

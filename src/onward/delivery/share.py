@@ -70,8 +70,8 @@ class Share:
     """
 
     __slots__ = (
-        "_heap", "_is_their_turn", "attempts", "dead", "head", "mark", "open", "ready", "retries",
-        "topic",
+        "_heap", "_is_their_turn", "attempts", "buckets", "dead", "head", "mark", "open", "ready",
+        "retries", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, *, start: int) -> None:
@@ -85,6 +85,8 @@ class Share:
         # Volatile: what this broker has handed out since it runs.
         self.head = start
         self.ready = Ranges()
+        self.buckets: dict[str, int] = {}
+        """What keys have used of their rates: limits hold also when the last member has left."""
         self._heap: list[tuple[int, int, int]] = []
         self._is_their_turn = True
 
@@ -199,12 +201,24 @@ class Share:
         if self.ready.starts:
             again = min(self.ready.count, (limit + self._is_their_turn) // 2)
             self._is_their_turn ^= limit % 2 == 1
-        first = self._take_fresh(limit - again, end_offset)
+        first = self.take_fresh(limit - again, end_offset=end_offset)
         if not self.ready.starts:
             return first
         parts = self.ready.take(limit - count_of(first))
         for part in first:
             _append(parts, part)
+        return parts
+
+    def take_fresh(self, limit: int, *, end_offset: int) -> list[Range]:
+        """Return at most `limit` offsets that nobody took yet; they are taken now."""
+        if limit <= 0:
+            return []
+        parts: list[Range] = []
+        if self.head < self.mark:
+            limit = self._take_open(limit, min(end_offset, self.mark), parts)
+        if limit > 0 and self.mark <= self.head < end_offset:
+            start, self.head = self.head, min(self.head + limit, end_offset)
+            _append(parts, (start, self.head))
         return parts
 
     def give_back(self, ranges: Iterable[Range]) -> None:
@@ -350,17 +364,6 @@ class Share:
         return Share.load(self.save())
 
     # What both sides need.
-
-    def _take_fresh(self, limit: int, end_offset: int) -> list[Range]:
-        if limit <= 0:
-            return []
-        parts: list[Range] = []
-        if self.head < self.mark:
-            limit = self._take_open(limit, min(end_offset, self.mark), parts)
-        if limit > 0 and self.mark <= self.head < end_offset:
-            start, self.head = self.head, min(self.head + limit, end_offset)
-            _append(parts, (start, self.head))
-        return parts
 
     def _take_open(self, limit: int, end: int, parts: list[Range]) -> int:
         """Take from [head, mark), where something is finished already; return what is left."""

@@ -83,15 +83,16 @@ class Turns(Generic[Member]):
         """Note that a member got so many."""
         self.give(member, -count)
 
-    def next_grant(self, ready: int) -> tuple[Member, int] | None:
+    def next_grant(self, ready: int, *, beside: int = 0) -> tuple[Member, int] | None:
         """Return who is next and how many at most; None when nothing is ready or nobody waits.
 
-        Whoever is named goes to the end of the line; `used` then says how many it really got.
+        `beside` is how many wait for the same in other lines. Whoever is named goes to the end of
+        the line; `used` then says how many it really got.
         """
         if ready <= 0 or not self._line:
             return None
         member = next(iter(self._line))
         self._line.move_to_end(member)
-        waiting = len(self._line)
+        waiting = len(self._line) + beside
         share = -(-ready // waiting) if waiting > 1 else GRANT_MAX
         return member, min(self._credits[member], GRANT_MAX, share)

@@ -28,6 +28,9 @@ class Model:
         self.turn_at: dict[str, Fraction] = {}
         self.present = Fraction(0)
         self.tokens: dict[str, tuple[Fraction, int]] = {}
+        self.failed: set[int] = set()
+        self.was_again: set[str] = set()
+        """Tenants of whom one that had failed was taken last."""
 
     def add(self, offset: int, key: str | None, tenant: str | None, priority: int) -> None:
         self.messages[offset] = (key, tenant or "", priority)
@@ -55,7 +58,21 @@ class Model:
         self.present = prices[tenant]
         self.turn_at[tenant] = self.present + 1 / weight
         ours = [offset for offset in may if self.tenant_of(offset) == tenant]
-        return min(ours, key=lambda offset: (-self.priority_of(offset), offset))
+        highest = max(map(self.priority_of, ours))
+        best = [offset for offset in ours if self.priority_of(offset) == highest]
+        again = [offset for offset in best if offset in self.failed]
+        fresh = [offset for offset in best if offset not in self.failed]
+        if again and fresh:
+            best = fresh if tenant in self.was_again else again
+        chosen = min(best)
+        (self.was_again.add if chosen in self.failed else self.was_again.discard)(tenant)
+        return chosen
+
+    def finish(self, offset: int) -> None:
+        del self.states[offset]
+        self.failed.discard(offset)
+        if not any(self.tenant_of(one) == self.tenant_of(offset) for one in self.states):
+            self.was_again.discard(self.tenant_of(offset))
 
     def tenant_of(self, offset: int) -> str:
         return "" if self.record.tenants is None else self.messages[offset][1]
@@ -190,9 +207,11 @@ class Life:
         offsets = able[start : start + 1 + pick // 1_000 % 3]
         for offset in offsets:
             if what in ("finish", "skip"):
-                del self.model.states[offset]
-            else:
-                self.model.states[offset] = {"park": "parked", "again": "ready"}[what]
+                self.model.finish(offset)
+                continue
+            if what == "park":
+                self.model.failed.add(offset)
+            self.model.states[offset] = {"park": "parked", "again": "ready"}[what]
         if what == "again" and pick % 2:
             self.put(offsets, [self.model.messages[offset] for offset in offsets])
         elif what in ("finish", "skip"):
@@ -218,7 +237,7 @@ class Life:
             self.lanes.again(away)
             taken = self.take(5)
             for offset in taken:
-                del self.model.states[offset]
+                self.model.finish(offset)
             self.lanes.finish(taken)
             self.now_ms += 0 if taken else 1_000
         assert self.lanes.count == self.lanes.ready_count == 0
@@ -370,6 +389,79 @@ def test_higher_priorities_come_first_and_equal_ones_in_order() -> None:
     lanes = lanes_with(priorities=True)
     add(lanes, *range(6), priorities="019019")
     assert lanes.take(6, now_ms=0) == [2, 5, 1, 4, 0, 3]
+
+
+EVERY_RULE = [
+    {"mode": "ordered"}, {"priorities": True}, {"tenants": {}}, {"key_rate": 9.0},
+    {"key_concurrency": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: next(iter(rule)))
+def test_fresh_messages_take_turns_with_those_that_failed(rule: dict[str, object]) -> None:
+    lanes = lanes_with(**rule)
+    add(lanes, *range(6), keys="abcdef")
+    failed = lanes.take(6, now_ms=0)
+    lanes.park(failed)
+    add(lanes, 6, 7, 8, keys="ghi")
+    lanes.again(failed)
+    assert lanes.take(9, now_ms=2_000) == [0, 6, 1, 7, 2, 8, 3, 4, 5]
+
+
+def test_what_failed_before_it_was_read_takes_turns_as_well() -> None:
+    lanes = lanes_with(tenants={})
+    lanes.add([0, 1, 2, 3], keys=None, tenants=None, priorities=None, failed=[0, 1])
+    assert lanes.take(4, now_ms=0) == [0, 2, 1, 3]
+
+
+def test_a_higher_priority_comes_first_whether_it_failed_or_not() -> None:
+    lanes = lanes_with(priorities=True)
+    add(lanes, 0, 1, priorities="15")
+    lanes.take(2, now_ms=0)
+    lanes.park([0, 1])
+    add(lanes, 2, 3, priorities="91")
+    lanes.again([0, 1])
+    assert lanes.take(4, now_ms=0) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("priorities", "taken", "readable"),
+    [("111", [0, 2, 1], 3), ("191", [1, 0, 2], 1), ("119", [2, 0, 1], 1), ("911", [0, 2, 1], 3)],
+)
+def test_what_comes_after_a_higher_priority_is_not_read_before_it(
+    priorities: str, taken: list[int], readable: int
+) -> None:
+    lanes = lanes_with(priorities=True)
+    add(lanes, 0, 1, 2, priorities=priorities)
+    lanes.take(3, now_ms=0)
+    assert lanes.in_order_of_offsets(taken) == readable
+
+
+def test_a_lower_one_in_the_middle_does_not_hide_a_higher_one_before_it() -> None:
+    lanes = lanes_with(priorities=True)
+    add(lanes, 1, 2, 5, priorities="191")
+    lanes.take(3, now_ms=0)
+    assert lanes.in_order_of_offsets([2, 5, 1]) == 2
+
+
+def test_what_somebody_has_already_counts_for_its_key() -> None:
+    lanes = lanes_with(key_concurrency=1)
+    add(lanes, 0, keys="a")
+    lanes.take_over([0])
+    add(lanes, 1, keys="a")
+    assert lanes.take(9, now_ms=0) == []
+    lanes.finish([0])
+    assert lanes.take(9, now_ms=0) == [1]
+
+
+def test_what_keys_used_of_their_rates_outlives_the_lanes_where_it_is_kept() -> None:
+    buckets: dict[str, int] = {}
+    record = GroupRecord("g", key_rate=0.5)
+    for expected, now_ms in [([0], 1_000), ([], 2_000), ([0], 3_000)]:
+        lanes = Lanes(record, buckets=buckets)
+        add(lanes, 0, keys="a")
+        assert lanes.take(1, now_ms=now_ms) == expected
+        lanes.drop_all()
 
 
 def test_a_tenant_that_floods_does_not_delay_the_others() -> None:
@@ -547,7 +639,7 @@ def test_a_line_whose_messages_are_skipped_for_ever_does_not_grow() -> None:
     for offset in range(1, 20_000):
         add(lanes, offset, priorities="0")
         lanes.finish([offset])
-    assert sum(len(tenant.line) for tenant in lanes._tenants.values()) < 5_000
+    assert sum(len(tenant.fresh) for tenant in lanes._tenants.values()) < 5_000
     assert lanes.take(9, now_ms=0) == [0]
 
 
