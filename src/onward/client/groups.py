@@ -236,7 +236,9 @@ def make_wish(
         raise InvalidRequest(f"retry is a RetryPolicy or a text, not {retry!r:.40}: {POLICY_FORMS}")
     chosen: Filter | None = None
     if tags is not None or all_tags is not None or headers is not None:
-        chosen = Filter(tags_any=_tags(tags), tags_all=_tags(all_tags), headers=dict(headers or {}))
+        chosen = Filter(
+            tags_any=_tags(tags), tags_all=_tags(all_tags), headers=_headers(headers or {})
+        )
     return GroupWish(
         mode=mode,
         start=None if start is None else cast(Any, start_of(start, now_ms=now_ms)),
@@ -255,3 +257,12 @@ def _tags(tags: str | Sequence[str] | None) -> tuple[str, ...]:
     if tags is None:
         return ()
     return tuple(tags.split(",")) if isinstance(tags, str) else tuple(tags)
+
+
+def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            kind = type(value if isinstance(name, str) else name).__name__
+            # A message's header may be bytes: the text that they are in UTF-8 finds it.
+            raise InvalidRequest(f"a filter compares headers as text: {name!r:.40} has {kind}")
+    return dict(headers)

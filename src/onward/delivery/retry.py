@@ -12,7 +12,10 @@ number (`spread`), so the same question has the same answer.
 from __future__ import annotations
 
 import math
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Final, Literal
+from uuid import UUID
 
 import msgspec
 
@@ -30,6 +33,7 @@ ATTEMPTS_LIMIT: Final = 10_000
 FACTOR_LIMIT: Final = 1_000.0
 
 _ATTEMPTS_DEFAULT: Final = 16
+_NO_TEXTS: Final = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 # A pure package imports no leaf but the errors, so the few units of a pause are read here.
 POLICY_FORMS: Final = (
     "write ladder, none, fixed:10s, fixed:10s:5 (deliveries), exponential:1s..1h, "
@@ -145,7 +149,9 @@ def check_types(struct: msgspec.Struct, what: str) -> None:
     onward.errors.InvalidRequest: retry policy: Expected `int`, got `str` - at `$.delay_ms`
     """
     try:
-        msgspec.convert(msgspec.to_builtins(struct), type(struct))
+        # Left as they are: as texts, which they would become, they are not what was meant.
+        fields = msgspec.to_builtins(struct, builtin_types=_NO_TEXTS)
+        msgspec.convert(fields, type(struct))
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidRequest(f"{what}: {error}") from None
 

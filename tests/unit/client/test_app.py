@@ -739,6 +739,7 @@ def test_what_can_be_wrong_with_a_consumer_is_said_when_it_is_decorated() -> Non
         ({"mode": "shard"}, "'.*charge', option 'mode': .*'shard'"),
         ({"tags": 5}, "'.*charge', option 'tags': "),
         ({"headers": "no"}, "'.*charge', option 'headers': "),
+        ({"headers": {"sig": b"x"}}, "'.*charge', option 'headers': a filter compares .* as text"),
         ({"start": "once upon a time"}, "'.*charge', option 'start': "),
         ({"credit": 0}, "'.*charge', option 'credit': credit is 1 to"),
         ({"member": ""}, "'.*charge', option 'member': "),

@@ -102,6 +102,8 @@ def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object
     [
         ({"mode": "sharde"}, "mode is shared, exclusive, ordered or broadcast, not 'sharde'"),
         ({"mode": ["shared"]}, "mode is shared, exclusive, ordered or broadcast"),
+        ({"headers": {"sig": b"x"}}, "a filter compares headers as text: 'sig' has bytes"),
+        ({"headers": {b"sig": "x"}}, "a filter compares headers as text: b'sig' has bytes"),
         ({"retry": 5}, "retry is a RetryPolicy or a text, not 5: write ladder, none, fixed:10s"),
     ],
 )

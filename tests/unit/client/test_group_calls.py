@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,18 @@ async def test_what_cannot_be_is_refused_with_a_clear_error(pair: Pair):
         await client.change_group("billing", lease="1ms")
     with pytest.raises(UnknownGroup):
         await client.reset_group("nobody", to="earliest")
+
+
+async def test_a_filter_by_bytes_is_refused_wherever_it_is_given(pair: Pair):
+    client, _ = pair
+    signed: Any = {"sig": b"x"}
+    with pytest.raises(InvalidRequest, match="headers as text: 'sig' has bytes"):
+        await client.create_group("signed", "orders", headers=signed)
+    with pytest.raises(InvalidRequest, match="headers as text: 'sig' has bytes"):
+        await client.change_group("billing", headers=signed)
+    with pytest.raises(InvalidRequest, match="headers as text: 'sig' has bytes"):
+        client.consume("orders", group="signed", headers=signed)
+    assert [one.group for one in await client.groups()] == ["billing"]
 
 
 # --- moving around -----------------------------------------------------------------------------

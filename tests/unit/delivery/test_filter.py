@@ -1,5 +1,7 @@
 """Filters: columns of tags and headers in, one answer for each message out."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,6 +78,8 @@ def test_a_tag_is_a_whole_tag_and_not_a_part_of_one():
         (Filter(tags_all=("a,b",)), "comma"),
         (Filter(tags_any="eu"), "tags_any"),  # type: ignore[arg-type]
         (Filter(headers={"x": 1}), "headers"),  # type: ignore[dict-item]
+        (Filter(headers={"x": b"1"}), "headers"),  # type: ignore[dict-item]
+        (Filter(headers={"x": UUID(int=1)}), "headers"),  # type: ignore[dict-item]
     ],
 )
 def test_a_filter_that_is_too_big_or_nonsense_is_refused_by_name(nonsense: Filter, named: str):
