@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from onward.client.topics import Duration, duration_ms, read_start
-from onward.delivery.filter import Filter
+from onward.delivery.filter import Filter, FilterWish
 from onward.delivery.ranges import Range, ranges_of
 from onward.delivery.record import GroupWish, Mode, StartAt
 from onward.delivery.retry import POLICY_FORMS, RetryPolicy, parse_policy
@@ -234,18 +234,18 @@ def make_wish(
         retry = parse_policy(retry)
     elif retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidRequest(f"retry is a RetryPolicy or a text, not {retry!r:.40}: {POLICY_FORMS}")
-    chosen: Filter | None = None
-    if tags is not None or all_tags is not None or headers is not None:
-        chosen = Filter(
-            tags_any=_tags(tags), tags_all=_tags(all_tags), headers=_headers(headers or {})
-        )
+    chosen = FilterWish(
+        tags_any=None if tags is None else _tags(tags),
+        tags_all=None if all_tags is None else _tags(all_tags),
+        headers=None if headers is None else _headers(headers),
+    )
     return GroupWish(
         mode=mode,
         start=None if start is None else cast(Any, start_of(start, now_ms=now_ms)),
         retry=retry,
         at_most_once=at_most_once,
         lease_ms=None if lease is None else duration_ms(lease),
-        filter=chosen,
+        filter=None if chosen == FilterWish() else chosen,
         priorities=priorities,
         tenants=None if tenants is None else dict(tenants),
         key_rate=key_rate,
@@ -253,9 +253,7 @@ def make_wish(
     )
 
 
-def _tags(tags: str | Sequence[str] | None) -> tuple[str, ...]:
-    if tags is None:
-        return ()
+def _tags(tags: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(tags.split(",")) if isinstance(tags, str) else tuple(tags)
 
 

@@ -4,9 +4,12 @@
     tags_all   all of these are
     headers    each of these headers is there and equal
 
-All three must hold; what is empty asks nothing. A message's tags are one text, joined with commas;
-a header's value is text or bytes, and bytes are compared as UTF-8. Columns come in, one answer for
-each message goes out: a group without a filter never looks.
+All three must hold; what is empty asks nothing. `FilterWish` is some of them, as somebody asks for
+them: the rest of a group's filter stays as it is.
+
+A message's tags are one text, joined with commas; a header's value is text or bytes, and bytes are
+compared as UTF-8. Columns come in, one answer for each message goes out: a group without a filter
+never looks.
 """
 
 from __future__ import annotations
@@ -110,4 +113,24 @@ class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
         tags = frozenset(tag.split(",")) if tag else frozenset()
         return (not self.tags_any or not tags.isdisjoint(self.tags_any)) and tags.issuperset(
             self.tags_all
+        )
+
+
+class FilterWish(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The parts of a filter that somebody asks for; None: whatever it is, empty: none of them.
+
+    >>> FilterWish(tags_any=("eu",)).onto(Filter(headers={"kind": "paid"}))
+    Filter(tags_any=('eu',), tags_all=(), headers={'kind': 'paid'})
+    """
+
+    tags_any: tuple[str, ...] | None = None
+    tags_all: tuple[str, ...] | None = None
+    headers: dict[str, str] | None = None
+
+    def onto(self, chosen: Filter) -> Filter:
+        """Return the filter with these parts in place of its own."""
+        return Filter(
+            tags_any=chosen.tags_any if self.tags_any is None else self.tags_any,
+            tags_all=chosen.tags_all if self.tags_all is None else self.tags_all,
+            headers=chosen.headers if self.headers is None else self.headers,
         )

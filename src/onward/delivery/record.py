@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from onward.delivery.filter import Filter
+from onward.delivery.filter import Filter, FilterWish
 from onward.delivery.retry import RetryPolicy, check_types
 from onward.errors import InvalidRequest
 from onward.message.names import check_group_name, check_member_name, check_topic_name
@@ -166,7 +166,7 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
     retry: RetryPolicy | None = None
     at_most_once: bool | None = None
     lease_ms: int | None = None
-    filter: Filter | None = None
+    filter: FilterWish | None = None
     priorities: bool | None = None
     tenants: dict[str, float] | None = None
     key_rate: float | None = None
@@ -188,7 +188,7 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def differs(self, record: GroupRecord) -> str:
         """Return a sentence about the first setting that is not as wished, or nothing."""
-        for name, value in self._named().items():
+        for name, value in self._named(record).items():
             if name != "start" and getattr(record, name) != value:
                 shown, wished = _shown(getattr(record, name)), _shown(value)
                 return f"group '{record.name}' has {name} {shown}, not {wished}"
@@ -204,14 +204,18 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
         return self._onto(record).check()
 
     def _onto(self, record: GroupRecord) -> GroupRecord:
-        named = self._named()
+        named = self._named(record)
         if self.at_most_once and self.retry is None:
             named["retry"] = RetryPolicy(kind="none")
         return msgspec.structs.replace(record, **named)
 
-    def _named(self) -> dict[str, object]:
+    def _named(self, record: GroupRecord) -> dict[str, object]:
+        """Return the settings that are asked for, as a record has them."""
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return {name: value for name, value in values if value is not None}
+        named = {name: value for name, value in values if value is not None}
+        if self.filter is not None:
+            named["filter"] = self.filter.onto(record.filter)
+        return named
 
 
 def _shown(value: object) -> str:

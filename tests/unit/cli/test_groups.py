@@ -84,6 +84,9 @@ def test_a_change_leaves_the_rest(onward: Onward):
     onward("group", "create", "changing", "changed", "--lease", "2m")
     group = record(onward("group", "change", "changing", "--retry", "10s,1m", "--json"))
     assert group["lease_ms"] == 120_000
+    onward("group", "change", "changing", "--header", "lang=en")
+    group = record(onward("group", "change", "changing", "--tag", "sport", "--json"))
+    assert group["filter"] == {"tags_any": ["sport"], "headers": {"lang": "en"}}
     assert onward("group", "change", "changing").returncode == 2
 
 

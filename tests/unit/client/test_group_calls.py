@@ -11,6 +11,7 @@ import pytest
 from onward.client.client import Client
 from onward.client.explanation import Publisher
 from onward.client.groups import DeadLetterDescription
+from onward.delivery.filter import Filter
 from onward.delivery.trace import Trace
 from onward.errors import (
     AlreadyExists,
@@ -95,6 +96,17 @@ async def test_a_change_leaves_the_rest(pair: Pair):
     group = await client.change_group("billing", retry="none", add_topics="refunds")
     assert (group.lease_ms, group.filter.tags_any, group.retry.limit) == (60_000, ("vip",), 1)
     assert [share.topic for share in group.topics] == ["orders", "refunds"]
+
+
+async def test_a_change_of_tags_leaves_the_headers_of_a_filter_and_the_other_way_round(pair: Pair):
+    client, _ = pair
+    await client.change_group("billing", tags="a", all_tags="b", headers={"kind": "paid"})
+    by_tag = (await client.change_group("billing", tags=["c"])).filter
+    assert by_tag == Filter(("c",), ("b",), {"kind": "paid"})
+    by_header = (await client.change_group("billing", headers={"kind": "due"})).filter
+    assert by_header == Filter(("c",), ("b",), {"kind": "due"})
+    everything = await client.change_group("billing", tags=(), all_tags=(), headers={})
+    assert everything.filter == Filter()
 
 
 async def test_a_deleted_group_is_unknown(pair: Pair):

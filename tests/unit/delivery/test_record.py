@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.delivery.filter import Filter
+from onward.delivery.filter import Filter, FilterWish
 from onward.delivery.record import GroupRecord, GroupWish, StartAt, check_member_name
 from onward.delivery.retry import RetryPolicy
 from onward.errors import InvalidName, InvalidRequest
@@ -113,13 +113,23 @@ def test_a_broadcast_begins_at_the_latest_unless_somebody_wishes_otherwise():
     assert GroupWish().new_record("g", ("a",), 0).start == "earliest"
 
 
+def test_a_part_of_a_filter_that_a_wish_does_not_name_stays():
+    record = GroupRecord("g", filter=Filter(("a",), ("b",), {"x": "1"}))
+    by_tag = GroupWish(filter=FilterWish(tags_any=("c",)))
+    assert by_tag.changed(record).filter == Filter(("c",), ("b",), {"x": "1"})
+    assert by_tag.differs(by_tag.changed(record)) == ""
+    assert GroupWish(filter=FilterWish(headers={})).changed(record).filter == Filter(("a",), ("b",))
+    sent = msgspec.json.encode(GroupWish(filter=FilterWish(headers={})))
+    assert sent == b'{"filter":{"headers":{}}}'
+
+
 @pytest.mark.parametrize(
     ("wish", "sentence"),
     [
         (GroupWish(mode="ordered"), "group 'g' has mode shared, not ordered"),
         (GroupWish(lease_ms=1_000), "group 'g' has lease_ms 30000, not 1000"),
         (GroupWish(priorities=True), "group 'g' has priorities False, not True"),
-        (GroupWish(filter=Filter(("x",))), "group 'g' has filter {}, not {\"tags_any\":[\"x\"]}"),
+        (GroupWish(filter=FilterWish(("x",))), "group 'g' has filter {}, not {\"tags_any\":[\"x\"]}"),
         (GroupWish(tenants={}), "group 'g' has tenants None, not {}"),
         (
             GroupWish(retry=RetryPolicy(kind="none")),
@@ -161,7 +171,7 @@ def test_a_group_becomes_no_broadcast_and_a_broadcast_no_other_group():
         GroupWish(lease_ms=1),
         GroupWish(mode="x"),  # type: ignore[arg-type]
         GroupWish(retry="10s"),  # type: ignore[arg-type]
-        GroupWish(filter=Filter(tags_any=("a",) * 101)),
+        GroupWish(filter=FilterWish(tags_any=("a",) * 101)),
         GroupWish(start=StartAt()),
     ],
 )
