@@ -104,6 +104,12 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             self.start.check()
         if self.at_most_once and self.retry.limit > 1:
             raise self._wrong("at most once and a retry policy other than none exclude each other")
+        if self.at_most_once and (self.mode == "ordered" or self.key_concurrency):
+            what = "order by key" if self.mode == "ordered" else "key_concurrency"
+            raise self._wrong(
+                f"at most once and {what} exclude each other: what is handed out is finished, "
+                "so its key would be free at once"
+            )
         if self.mode == "broadcast" and self.is_choosy:
             raise self._wrong("a broadcast group has no priorities, tenants or limits of keys")
         return self

@@ -70,7 +70,7 @@ class GroupPlan:
             retry=RetryPolicy(kind="none") if at_most_once else policy,
             tag=random.choice(("", "", "even")),
             priorities=is_plain and random.random() < 0.15,
-            key_concurrency=random.choice((0, 0, 0, 1, 2)) if is_plain else 0,
+            key_concurrency=_key_concurrency(random, at_most_once) if is_plain else 0,
             members=random.randint(1, 4),
             is_operated=random.random() < 0.4,
         )
@@ -214,6 +214,12 @@ class GroupHistory:
 def is_refused(error: BaseException) -> bool:
     """Tell whether an operator's error promises that nothing was done."""
     return not isinstance(error, OutcomeUnknown)
+
+
+def _key_concurrency(random: Random, at_most_once: bool) -> int:
+    limit = random.choice((0, 0, 0, 1, 2))
+    # What is sent is finished there: a key is never on its way.
+    return 0 if at_most_once else limit
 
 
 def _policy(random: Random) -> RetryPolicy:

@@ -747,6 +747,7 @@ def test_what_can_be_wrong_with_a_consumer_is_said_when_it_is_decorated() -> Non
         ({"position": 7}, "'.*charge', option 'position': "),
         ({"position": "here", "mode": "shared"}, "'.*charge': a position is kept only by"),
         ({"at_most_once": True, "retry": "fixed:1s:5"}, "'.*charge': "),
+        ({"at_most_once": True, "ordered": True}, "'.*charge': .* exclude each other"),
     ]
     for mistake, said in mistakes:
         given: dict[str, Any] = {"topics": "orders", "group": "billing", **mistake}

@@ -113,6 +113,22 @@ def test_a_broadcast_begins_at_the_latest_unless_somebody_wishes_otherwise():
     assert GroupWish().new_record("g", ("a",), 0).start == "earliest"
 
 
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"mode": "ordered"}, "order by key"), ({"key_concurrency": 2}, "key_concurrency")],
+)
+def test_keys_cannot_be_kept_apart_at_most_once(settings: dict[str, Any], what: str):
+    named = f"at most once and {what} exclude each other"
+    with pytest.raises(InvalidRequest, match=named):
+        GroupWish(at_most_once=True, **settings).new_record("g", ("a",), 0)
+    with pytest.raises(InvalidRequest, match=named):
+        GroupWish(at_most_once=True).changed(GroupRecord("g", **settings))
+    with pytest.raises(InvalidRequest, match=named):
+        record = GroupRecord("g", at_most_once=True, retry=RetryPolicy(kind="none"))
+        GroupWish(**settings).changed(record)
+    assert GroupWish(at_most_once=True, key_rate=5.0).new_record("g", ("a",), 0).key_rate == 5
+
+
 def test_a_part_of_a_filter_that_a_wish_does_not_name_stays():
     record = GroupRecord("g", filter=Filter(("a",), ("b",), {"x": "1"}))
     by_tag = GroupWish(filter=FilterWish(tags_any=("c",)))
