@@ -48,7 +48,7 @@ def _check(function: str, name: str, options: Mapping[str, object]) -> None:
     try:
         _check_member(options)
         wished = {one: value for one, value in options.items() if one not in OF_THE_MEMBER}
-        make_wish(now_ms=SystemClock().now_ms(), **wished).check()  # type: ignore[arg-type]
+        make_wish(now_ms=SystemClock().now_ms(), **wished)  # type: ignore[arg-type]
     except (InvalidRequest, TypeError, ValueError, AttributeError) as error:
         where = f", option {name!r}" if name else ""
         raise InvalidRequest(f"consumer {function!r}{where}: {error}") from error

@@ -105,7 +105,7 @@ class ConsumeCalls(Asking):
             at_most_once=at_most_once, tags=tags, all_tags=all_tags, headers=headers,
             priorities=priorities, tenants=tenants, key_rate=key_rate,
             key_concurrency=key_concurrency,
-        ).check()  # fmt: skip
+        )  # fmt: skip
         names = tuple(as_names(topics))
         check_group_name(group)
         for name in names:

@@ -221,7 +221,9 @@ def make_wish(
     key_rate: float | None = None,
     key_concurrency: int | None = None,
 ) -> GroupWish:
-    """Return what is asked of a group; what is None is left as it is.
+    """Return what is asked of a group, checked; what is None is left as it is.
+
+    It is checked before it travels: what JSON cannot say, as NaN, would not arrive at all.
 
     >>> make_wish(now_ms=0, lease="1m", tags="vip").lease_ms
     60000
@@ -250,7 +252,7 @@ def make_wish(
         tenants=None if tenants is None else dict(tenants),
         key_rate=key_rate,
         key_concurrency=key_concurrency,
-    )
+    ).check()
 
 
 def _tags(tags: str | Sequence[str]) -> tuple[str, ...]:

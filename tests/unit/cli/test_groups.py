@@ -90,6 +90,14 @@ def test_a_change_leaves_the_rest(onward: Onward):
     assert onward("group", "change", "changing").returncode == 2
 
 
+def test_a_limit_that_is_no_number_is_refused(onward: Onward):
+    onward("publish", "limited", "0")
+    onward("group", "create", "limiting", "limited")
+    result = onward("group", "change", "limiting", "--key-rate", "nan")
+    assert result.returncode == 1
+    assert b"key_rate is 0 to 1e+09, not nan" in result.stderr
+
+
 def test_a_group_is_paused_and_resumed(onward: Onward):
     onward("publish", "stopped", "0")
     onward("group", "create", "stopping", "stopped")

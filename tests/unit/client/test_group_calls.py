@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -145,6 +146,25 @@ async def test_what_cannot_be_is_refused_with_a_clear_error(pair: Pair):
         await client.change_group("billing", lease="1ms")
     with pytest.raises(UnknownGroup):
         await client.reset_group("nobody", to="earliest")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"key_rate": math.nan}, "key_rate is 0 to 1e.09, not nan"),
+        ({"key_rate": math.inf}, "key_rate is 0 to 1e.09, not inf"),
+        ({"tenants": {"acme": math.nan}}, "weight of tenant 'acme' is above 0 .*, not nan"),
+    ],
+)
+async def test_what_is_no_number_is_not_taken_for_nothing(
+    pair: Pair, asked: dict[str, Any], said: str
+):
+    client, _ = pair
+    with pytest.raises(InvalidRequest, match=said):
+        await client.create_group("limited", "orders", **asked)
+    with pytest.raises(InvalidRequest, match=said):
+        await client.change_group("billing", **asked)
+    assert [one.group for one in await client.groups()] == ["billing"]
 
 
 async def test_a_filter_by_bytes_is_refused_wherever_it_is_given(pair: Pair):
