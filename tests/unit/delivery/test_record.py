@@ -123,9 +123,9 @@ def test_keys_cannot_be_kept_apart_at_most_once(settings: dict[str, Any], what: 
         GroupWish(at_most_once=True, **settings).new_record("g", ("a",), 0)
     with pytest.raises(InvalidRequest, match=named):
         GroupWish(at_most_once=True).changed(GroupRecord("g", **settings))
+    once = GroupRecord("g", at_most_once=True, retry=RetryPolicy(kind="none"))
     with pytest.raises(InvalidRequest, match=named):
-        record = GroupRecord("g", at_most_once=True, retry=RetryPolicy(kind="none"))
-        GroupWish(**settings).changed(record)
+        GroupWish(**settings).changed(once)
     assert GroupWish(at_most_once=True, key_rate=5.0).new_record("g", ("a",), 0).key_rate == 5
 
 
@@ -145,7 +145,10 @@ def test_a_part_of_a_filter_that_a_wish_does_not_name_stays():
         (GroupWish(mode="ordered"), "group 'g' has mode shared, not ordered"),
         (GroupWish(lease_ms=1_000), "group 'g' has lease_ms 30000, not 1000"),
         (GroupWish(priorities=True), "group 'g' has priorities False, not True"),
-        (GroupWish(filter=FilterWish(("x",))), "group 'g' has filter {}, not {\"tags_any\":[\"x\"]}"),
+        (
+            GroupWish(filter=FilterWish(("x",))),
+            "group 'g' has filter {}, not {\"tags_any\":[\"x\"]}",
+        ),
         (GroupWish(tenants={}), "group 'g' has tenants None, not {}"),
         (
             GroupWish(retry=RetryPolicy(kind="none")),
