@@ -144,7 +144,7 @@ class ConsumeCalls(Asking):
         >>> asyncio.run(main())
         ['a', 'b']
         """
-        key = tuple(as_names(topics)), group
+        key = tuple(as_names(topics)), check_group_name(group)
         fetchers = self._consumers.fetchers
         consumer = fetchers.get(key)
         if consumer is None:

@@ -59,6 +59,12 @@ class DeadCalls(Asking):
         >>> asyncio.run(main())
         ['orders/0: no such order']
         """
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"dead letters are searched for a text, not {text!r:.40}")
+        if where is not None and not callable(where):
+            raise InvalidRequest(
+                f"'where' is a function that picks dead letters, not {where!r:.40}"
+            )
         is_looked_at = messages or text is not None or where is not None
         limit = _PAGE_WITH_MESSAGES if is_looked_at else _PAGE
         request: dict[str, object] = {"op": "dead.list", "group": group, "limit": limit}

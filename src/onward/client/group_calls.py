@@ -335,8 +335,8 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         [b'b']
         """
-        if not 1 <= n <= PEEK_MAX:
-            raise InvalidRequest(f"a peek is for 1 to {PEEK_MAX} messages, not {n}")
+        if type(n) is not int or not 1 <= n <= PEEK_MAX:
+            raise InvalidRequest(f"a peek is for 1 to {PEEK_MAX} messages, not {n!r:.40}")
         reply = await self._request(
             {"op": "group.peek", "group": group, "topic": topic, "limit": n}
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -24,6 +24,8 @@ from onward.delivery.retry import POLICY_FORMS, RetryPolicy, parse_policy
 from onward.errors import InvalidRequest
 from onward.message.message import Message
 from onward.protocol.payloads import Start
+
+T = TypeVar("T")
 
 Offsets = int | range | Iterable[int]
 """One offset, a range of them, or any number of them."""
@@ -187,7 +189,7 @@ def as_names(topics: str | Sequence[str]) -> list[str]:
     >>> as_names("orders"), as_names(["orders", "refunds"])
     (['orders'], ['orders', 'refunds'])
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
+    names = [topics] if isinstance(topics, str) else _texts("topics", topics)
     if not names:
         raise InvalidRequest("a group needs at least one topic")
     return names
@@ -237,8 +239,8 @@ def make_wish(
     elif retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidRequest(f"retry is a RetryPolicy or a text, not {retry!r:.40}: {POLICY_FORMS}")
     chosen = FilterWish(
-        tags_any=None if tags is None else _tags(tags),
-        tags_all=None if all_tags is None else _tags(all_tags),
+        tags_any=None if tags is None else _tags("tags", tags),
+        tags_all=None if all_tags is None else _tags("all_tags", all_tags),
         headers=None if headers is None else _headers(headers),
     )
     return GroupWish(
@@ -249,20 +251,40 @@ def make_wish(
         lease_ms=None if lease is None else duration_ms(lease),
         filter=None if chosen == FilterWish() else chosen,
         priorities=priorities,
-        tenants=None if tenants is None else dict(tenants),
+        tenants=None if tenants is None else _by_name("tenants", tenants, "weights"),
         key_rate=key_rate,
         key_concurrency=key_concurrency,
     ).check()
 
 
-def _tags(tags: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(tags.split(",")) if isinstance(tags, str) else tuple(tags)
+def _tags(option: str, tags: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(tags.split(",")) if isinstance(tags, str) else tuple(_texts(option, tags))
+
+
+def _texts(option: str, given: Sequence[str]) -> list[str]:
+    """Return texts as a list; anything else has no place in it."""
+    if not isinstance(given, Iterable):
+        raise InvalidRequest(f"{option} is a text or several, not {given!r:.40}")
+    listed = list(given)
+    for one in listed:
+        if not isinstance(one, str):
+            raise InvalidRequest(f"{option} is a text or several: {one!r:.40} is none")
+    return listed
 
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            kind = type(value if isinstance(name, str) else name).__name__
-            # A message's header may be bytes: the text that they are in UTF-8 finds it.
-            raise InvalidRequest(f"a filter compares headers as text: {name!r:.40} has {kind}")
-    return dict(headers)
+    named = _by_name("headers", headers, "texts")
+    for name, value in named.items():
+        for one in (name, value):
+            if not isinstance(one, str):
+                # A message's header may be bytes: the text that they are in UTF-8 finds it.
+                raise InvalidRequest(
+                    f"a filter compares headers as text: {name!r:.40} has {type(one).__name__}"
+                )
+    return named
+
+
+def _by_name(option: str, given: Mapping[str, T], what: str) -> dict[str, T]:
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{option} is a dict of {what} by name, not {given!r:.40}")
+    return dict(given)

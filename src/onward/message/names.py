@@ -58,6 +58,8 @@ def check_group_name(name: str) -> str:
     >>> check_group_name("billing")
     'billing'
     """
+    if not isinstance(name, str):
+        raise InvalidName(f"a group name is text, not {type(name).__name__}")
     _check(name, whole=name, what="group")
     return name
 
@@ -68,6 +70,8 @@ def check_member_name(name: str) -> str:
     >>> check_member_name("ann@host-1 (4711)")
     'ann@host-1 (4711)'
     """
+    if not isinstance(name, str):
+        raise InvalidName(f"a member name is text, not {type(name).__name__}")
     if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
         raise InvalidName(f"member name {_shown(name)}: {_broken_rule(name)}")
     if not name.isprintable():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,12 @@ def test_a_group_has_at_least_one_topic():
         as_names([])
 
 
+@pytest.mark.parametrize("topics", [5, None, [5], [["orders"]], b"orders"])
+def test_topics_are_named_by_texts(topics: Any):
+    with pytest.raises(InvalidRequest, match="topics is a text or several"):
+        as_names(topics)
+
+
 def test_a_group_starts_where_it_was_said():
     assert start_of("latest", now_ms=0) == "latest"
     assert start_of(7, now_ms=0) == StartAt(offset=7)
@@ -104,6 +111,10 @@ def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object
         ({"mode": ["shared"]}, "mode is shared, exclusive, ordered or broadcast"),
         ({"headers": {"sig": b"x"}}, "a filter compares headers as text: 'sig' has bytes"),
         ({"headers": {b"sig": "x"}}, "a filter compares headers as text: b'sig' has bytes"),
+        ({"headers": "abc"}, "headers is a dict of texts by name, not 'abc'"),
+        ({"tenants": ["a"]}, "tenants is a dict of weights by name, not .'a'"),
+        ({"tags": 5}, "tags is a text or several, not 5"),
+        ({"all_tags": [5]}, "all_tags is a text or several: 5 is none"),
         ({"retry": 5}, "retry is a RetryPolicy or a text, not 5: write ladder, none, fixed:10s"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -177,6 +177,27 @@ async def test_a_filter_by_bytes_is_refused_wherever_it_is_given(pair: Pair):
     with pytest.raises(InvalidRequest, match="headers as text: 'sig' has bytes"):
         client.consume("orders", group="signed", headers=signed)
     assert [one.group for one in await client.groups()] == ["billing"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda mq: mq.fetch("orders", group=5), "a group name is text, not int"),
+        (lambda mq: mq.fetch("orders", group=["g"]), "a group name is text, not list"),
+        (lambda mq: mq.fetch(5, group="g"), "topics is a text or several, not 5"),
+        (lambda mq: mq.peek("billing", "orders", n="x"), "a peek is for 1 to 10000 .* not 'x'"),
+        (lambda mq: mq.peek("billing", "orders", n=True), "a peek is for 1 to 10000 .* not True"),
+        (lambda mq: mq.redrive("billing", text=5), "searched for a text, not 5"),
+        (lambda mq: mq.purge("billing", where=5), "'where' is a function .* not 5"),
+        (lambda mq: mq.create_group("g", "orders", tags=5), "tags is a text or several, not 5"),
+        (lambda mq: mq.create_group("g", 5), "topics is a text or several, not 5"),
+    ],
+)
+async def test_a_value_of_a_wrong_kind_is_an_invalid_request(
+    pair: Pair, call: Callable[[Any], Awaitable[object]], said: str
+):
+    with pytest.raises(InvalidRequest, match=said):
+        await call(pair[0])
 
 
 # --- moving around -----------------------------------------------------------------------------
