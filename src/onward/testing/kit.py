@@ -173,9 +173,9 @@ class Kit:
     async def dead(
         self, topic: str | None = None, *, group: str | None = None
     ) -> list[DeadLetterDescription]:
-        """Return the dead letters of a group, or of all, with their messages."""
+        """Return the dead letters of a group, or of all that can have some, with their messages."""
         await self.idle()
-        names = dict.fromkeys(work.group for work in self._works) if group is None else [group]
+        names = self._with_dead_letters() if group is None else [group]
         return [
             letter
             for name in names
@@ -183,6 +183,13 @@ class Kit:
         ]
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _with_dead_letters(self) -> list[str]:
+        """Return the groups of the App that are no broadcasts: members of those drop messages."""
+        groups = self._broker.consuming.groups.by_name.values()
+        broadcasts = {one.record.name for one in groups if one.record.mode == "broadcast"}
+        names = dict.fromkeys(work.group for work in self._works)
+        return [name for name in names if name not in broadcasts]
 
     def _outcome_at(self, topic: str, offset: int) -> Outcome:
         """Return what is known of a message, in the order in which the App names its groups."""

@@ -168,6 +168,18 @@ async def test_groups_that_broadcast_or_deliver_at_most_once_are_waited_for_too(
         assert sorted(seen) == ["caches", "metrics"]
 
 
+async def test_dead_letters_are_those_of_all_groups_that_have_some() -> None:
+    app = shop()
+    app.consumer("orders", group="caches", mode="broadcast")(lambda body: None)
+    app.consumer("returns", group="caches")(lambda body: None)
+    async with kit(app) as k:
+        await k.deliver("orders", {"amount": -1})
+        assert [letter.id for letter in await k.dead()] == ["orders/0"]
+        assert [letter.id for letter in await k.dead("orders")] == ["orders/0"]
+        with pytest.raises(InvalidRequest, match="broadcast"):
+            await k.dead(group="caches")
+
+
 async def test_a_topic_that_nobody_consumes_has_no_outcome() -> None:
     async with kit(shop()) as k:
         assert (await k.deliver("refunds", b"x")).groups == {}
