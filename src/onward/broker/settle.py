@@ -180,7 +180,7 @@ class Settling:
             due_at_ms = now_ms + policy.delay_after(attempt, spread=self._broker.spread())
         return self._row(
             "retried", crew, lease, ranges, attempt=attempt if outcome.count else attempt - 1,
-            due_at_ms=due_at_ms, cause=outcome.cause,
+            counted=outcome.count, due_at_ms=due_at_ms, cause=outcome.cause,
         )  # fmt: skip
 
     def _dead(self, crew: Crew, lease: Lease, grant: Attempted, cause: str) -> Trace:
@@ -202,7 +202,7 @@ class Settling:
         for attempt, some in _by_attempt(source.share.grants(ranges)):
             if attempt >= limit:
                 cause = (
-                    f"its lease ran out {attempt} times, last with {lease.member!r}"
+                    f"its lease ran out with {lease.member!r}, attempt {attempt}"
                     if did == "expired"
                     else f"member {lease.member!r} died with it, attempt {attempt}"
                 )
@@ -224,13 +224,14 @@ class Settling:
 
     def _row(
         self, did: str, crew: Crew, lease: Lease, ranges: list[Range], *, attempt: int,
+        counted: bool = True,
         due_at_ms: int = 0,
         cause: str = "",
     ) -> Trace:  # fmt: skip
         return Trace(
             did=did, at_ms=self._broker.clock.now_ms(), group=crew.group.record.name,
             topic=lease.topic, ranges=tuple(ranges), member=lease.member, attempt=attempt,
-            due_at_ms=due_at_ms, cause=short_cause(cause),
+            counted=counted, due_at_ms=due_at_ms, cause=short_cause(cause),
         )  # fmt: skip
 
 

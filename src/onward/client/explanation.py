@@ -59,6 +59,8 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_ms: int
     member: str = ""
     attempt: int = 0
+    counted: bool = True
+    """False: it was retried without counting, and the next delivery has its number again."""
     due_at_ms: int = 0
     cause: str = ""
     took_ms: int | None = None
@@ -72,6 +74,8 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         match self.did:
             case "acked":
                 return f"acked{by}" + ("" if self.took_ms is None else f" after {self.took_ms} ms")
+            case "retried" if not self.counted:
+                return f"attempt {self.attempt + 1}{by} does not count{self._due()}{cause}"
             case "retried":
                 return f"attempt {self.attempt}{by} failed{self._due()}{cause}"
             case "expired":
@@ -314,8 +318,8 @@ class LifeStory:
         self._events[row.group].append(
             LifeEvent(
                 did=row.did, at_ms=row.at_ms, member=row.member, attempt=row.attempt,
-                due_at_ms=row.due_at_ms, cause=row.cause, took_ms=took_ms, offset=row.offset,
-                source=row.source,
+                counted=row.counted, due_at_ms=row.due_at_ms, cause=row.cause, took_ms=took_ms,
+                offset=row.offset, source=row.source,
             )
         )  # fmt: skip
 

@@ -50,6 +50,8 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ranges: tuple[tuple[_Offset, _Offset], ...] = ()
     member: str = ""
     attempt: int = 0
+    counted: bool = True
+    """False: this one is none of `attempt`, the next delivery has its number again."""
     due_at_ms: int = 0
     cause: str = ""
     took_ms: tuple[int, ...] = ()

@@ -210,6 +210,23 @@ async def test_what_kills_its_members_becomes_a_dead_letter_after_some_deaths() 
     await broker.stop()
 
 
+async def test_a_lease_that_runs_out_last_is_not_said_to_have_run_out_before() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 1)
+    policy = {"kind": "fixed", "delay_ms": 0, "attempts_max": DEATHS_MAX}
+    consumer = await Consumer.of(broker, "g", member="ann", wish={"retry": policy})
+    for number in range(1, DEATHS_MAX):
+        await consumer.got(number)
+        await consumer.settle("retry", 0, cause="busy")
+    await consumer.got(DEATHS_MAX)
+    await pass_time(broker, clock, 30_001)
+    (dead,) = (await operator.ask("dead.list", group="g"))["dead"]
+    assert dead["cause"] == f"its lease ran out with 'ann', attempt {DEATHS_MAX}"
+    await broker.stop()
+
+
 async def test_a_retry_comes_when_it_is_due_and_not_before() -> None:
     clock = ManualClock()
     broker = await open_broker(clock=clock)

@@ -53,6 +53,19 @@ def test_each_row_that_holds_the_offset_is_told_in_order():
     ]
 
 
+def test_an_attempt_that_does_not_count_is_told_by_its_own_number():
+    story = story_of(
+        row("retried", 10, member="ann", attempt=0, counted=False, due_at_ms=10_010, cause="shut"),
+        row("retried", 20, member="ann", attempt=1),
+        row("retried", 30, member="ann", attempt=1, counted=False),
+    )
+    assert sentences(story) == [
+        "attempt 1 by ann does not count, again in 10 s: shut",
+        "attempt 1 by ann failed, again at once",
+        "attempt 2 by ann does not count, again at once",
+    ]
+
+
 def test_dead_letters_tell_why_and_what_became_of_them():
     story = story_of(
         row("dead", 1, member="ann", attempt=3, cause="no such order"),

@@ -415,6 +415,17 @@ async def test_an_explanation_tells_who_published_and_how_it_went(pair: Pair):
     assert fresh.state == "fresh"
 
 
+async def test_an_explanation_tells_that_an_attempt_does_not_count(pair: Pair):
+    client, _ = pair
+    async with client.consume("orders", group="billing", member="ann") as consumer:
+        (delivery,) = await consumer.fetch()
+        await delivery.retry(after="1h", count=False, cause="the bank is closed")
+    life = (await client.explain(delivery.id)).group("billing")
+    assert life is not None
+    said = life.events[-1].sentence()
+    assert said == "attempt 1 by ann does not count, again in 1h: the bank is closed"
+
+
 async def test_an_explanation_names_the_program_that_published(pair: Pair):
     client, _ = pair
     life = await client.explain("orders/0")
