@@ -171,14 +171,22 @@ class GroupRequests:
         self._records.change(replace(record, deleted=True), done)
 
     def _pause(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        record = self._records.find(decode_fields(payload, GroupName).group)
-        answer = self._answer(session, request_id, record.name)
-        self._commit(replace(record, paused=True), answer)
+        self._set_paused(session, request_id, payload, paused=True)
 
     def _resume(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        self._set_paused(session, request_id, payload, paused=False)
+
+    def _set_paused(
+        self, session: Session, request_id: int, payload: bytes | bytearray, *, paused: bool
+    ) -> None:
         record = self._records.find(decode_fields(payload, GroupName).group)
+        if record.mode == "broadcast":
+            raise InvalidRequest(
+                f"group {record.name!r} is broadcast and cannot be paused or resumed: its members "
+                "read by themselves; stop them, or take them offline one by one"
+            )
         answer = self._answer(session, request_id, record.name)
-        self._commit(replace(record, paused=False), answer)
+        self._commit(replace(record, paused=paused), answer)
 
     def _member(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupMember)

@@ -144,6 +144,9 @@ class GroupCalls(DeadCalls, LifeCalls):
     ) -> GroupDescription:
         """Change what is given, leave the rest. Members that are there go on with the new settings.
 
+        Members of a broadcast read by themselves: those that are there take a new filter and a new
+        retry policy over when they connect again.
+
         >>> import asyncio, onward
         >>> async def main() -> int:
         ...     async with onward.connect("memory:") as mq:
@@ -183,6 +186,8 @@ class GroupCalls(DeadCalls, LifeCalls):
 
     async def pause_group(self, group: str) -> None:
         """Deliver nothing more to this group until it is resumed; what is leased may be finished.
+
+        A broadcast cannot be paused (`InvalidRequest`): its members read by themselves.
 
         >>> import asyncio, onward
         >>> async def main() -> bool:

@@ -207,6 +207,31 @@ async def test_a_member_that_says_nothing_of_the_filter_joins_the_broadcast_as_i
             assert await texts(consumer, 1) == ["2"]
 
 
+async def test_a_broadcast_cannot_be_paused_and_its_members_can_be_taken_out() -> None:
+    async with calling() as (client, _, _):
+        consumer = broadcast(client, member="north")
+        await consumer.join()
+        with pytest.raises(InvalidRequest, match="members read by themselves; stop them, or take"):
+            await client.pause_group("prices")
+        with pytest.raises(InvalidRequest, match="cannot be paused or resumed"):
+            await client.resume_group("prices")
+        assert not (await client.group("prices")).paused
+        await client.set_member("prices", "north", offline=True)
+        with pytest.raises(Conflict, match="taken offline"):
+            await consumer.fetch(1, wait="10s")
+
+
+async def test_a_member_of_a_broadcast_takes_a_new_filter_over_when_it_connects_again() -> None:
+    async with calling() as (client, cable, _), broadcast(client, member="north") as consumer:
+        await client.change_group("prices", tags="b")
+        await client.publish("ticks", "before", tag="a")
+        assert await texts(consumer, 1) == ["before"]
+        cable.cut()
+        await turns()
+        await client.publish_many("ticks", ["after", "wanted"], tags=["a", "b"])
+        assert await texts(consumer, 1) == ["wanted"]
+
+
 async def test_a_broadcast_gives_batches_and_single_messages() -> None:
     async with calling() as (client, _, _):
         await client.publish_many("ticks", ["1", "2", "3"])
