@@ -224,9 +224,12 @@ def reset(
 @command.command()
 @click.argument("group")
 @click.argument("ids", nargs=-1, required=True, type=WHICH, metavar="ID...")
+@dry_run_option
 @json_option
 @client_options
-def skip(*, connect: Connect, group: str, ids: tuple[Which, ...], as_json: bool) -> None:
+def skip(
+    *, connect: Connect, group: str, ids: tuple[Which, ...], dry_run: bool, as_json: bool
+) -> None:
     """Count messages as finished without delivering them: topic/7, or topic/7-12 for several.
 
     Example:  onward group skip billing orders/7 orders/9-12
@@ -234,8 +237,10 @@ def skip(*, connect: Connect, group: str, ids: tuple[Which, ...], as_json: bool)
     with connect() as mq:
         count = 0
         for topic, offsets in ids:
-            count += mq.skip(group, topic, offsets)
-    _tell(f"skipped {counted(count, 'message')}", {"group": group, "count": count}, as_json=as_json)
+            count += mq.skip(group, topic, offsets, dry_run=dry_run)
+    said = "would skip" if dry_run else "skipped"
+    _tell(f"{said} {counted(count, 'message')}",
+          {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
 
 
 @command.command()

@@ -262,7 +262,9 @@ class GroupCalls(DeadCalls, LifeCalls):
         )  # fmt: skip
         return int(reply["count"])
 
-    async def skip(self, group: str, topic: str, offsets: Offsets | None = None) -> int:
+    async def skip(
+        self, group: str, topic: str, offsets: Offsets | None = None, *, dry_run: bool = False
+    ) -> int:
         """Count messages as finished without delivering them; return how many were not already.
 
         >>> import asyncio, onward
@@ -276,7 +278,9 @@ class GroupCalls(DeadCalls, LifeCalls):
         [1, 1]
         """
         topic, ranges = _place(topic, offsets)
-        return await self._in_parts("group.skip", group=group, topic=topic, ranges=ranges)
+        return await self._in_parts(
+            "group.skip", group=group, topic=topic, ranges=ranges, dry_run=dry_run
+        )
 
     async def replay(
         self,
@@ -353,13 +357,11 @@ class GroupCalls(DeadCalls, LifeCalls):
     # --- inside ------------------------------------------------------------------------------
 
     async def _in_parts(
-        self, op: str, *, ranges: list[Range], group: str, topic: str, dry_run: bool | None = None
+        self, op: str, *, ranges: list[Range], group: str, topic: str, dry_run: bool
     ) -> int:
         """Ask for any number of ranges, in as many requests as that takes; return the sum."""
         count = 0
-        request: dict[str, object] = {"op": op, "group": group, "topic": topic}
-        if dry_run is not None:
-            request["dry_run"] = dry_run
+        request = {"op": op, "group": group, "topic": topic, "dry_run": dry_run}
         for at in range(0, len(ranges), _RANGES_MAX):
             reply = await self._request({**request, "ranges": ranges[at : at + _RANGES_MAX]})
             count += int(reply["count"])

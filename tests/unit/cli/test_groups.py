@@ -130,7 +130,9 @@ def test_a_reset_counts_first_and_does_nothing_without_a_yes(onward: Onward):
 def test_messages_are_skipped_and_replayed_by_their_ids(onward: Onward):
     onward("publish", "moved", *map(str, range(10)))
     onward("group", "create", "moving", "moved")
-    assert text(onward("group", "skip", "moving", "moved/0-3", "moved/7")) == "skipped 5 messages\n"
+    skip = ("group", "skip", "moving", "moved/0-3", "moved/7")
+    assert text(onward(*skip, "--dry-run")) == "would skip 5 messages\n"
+    assert text(onward(*skip)) == "skipped 5 messages\n"
     assert record(onward("group", "replay", "moving", "moved/1-2", "--json"))["count"] == 2
     by_time = ("--topic", "moved", "--from", "1h", "--dry-run", "--json")
     assert record(onward("group", "replay", "moving", *by_time))["count"] == 3

@@ -216,6 +216,7 @@ async def test_a_reset_counts_what_it_leaves_to_deliver(pair: Pair):
 
 async def test_skipped_messages_are_finished(pair: Pair):
     client, _ = pair
+    assert await client.skip("billing", "orders/3", dry_run=True) == 1
     assert await client.skip("billing", "orders/3") == 1
     assert await client.skip("billing", "orders", [0, 1, 3]) == 2
     assert (await client.group("billing")).backlog == 7
