@@ -112,7 +112,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What topics may be and hold."""
 
     auto_create: Annotated[
-        bool, Meta(description="Whether publishing to an unknown topic creates it.")
+        bool,
+        Meta(description="Whether publishing to an unknown topic, or following it, creates it."),
     ] = True
     count_max: Annotated[int, Meta(ge=1, description="Topics that may exist.")] = 1_000_000
     message_bytes_max: Annotated[

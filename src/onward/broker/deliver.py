@@ -126,6 +126,8 @@ class Delivering:
 
     def _find(self, session: Session, request_id: int, read: Read) -> Topic:
         """Return the topic; one that is waited for comes into being, as by a publish."""
+        if not isinstance(read.number, UnsetType):
+            return self._find_again(read.topic, read.number)
         if not read.follow or read.topic in self._catalogue.by_name:
             return self._catalogue.find_readable(read.topic)
 
@@ -135,6 +137,13 @@ class Delivering:
                 self._end(reading, error.code, str(error))
 
         return self._create_on_use(read.topic, done)
+
+    def _find_again(self, name: str, number: int) -> Topic:
+        """Return the topic that was read before: offsets of another one mean other messages."""
+        topic = self._catalogue.by_name.get(name)
+        if topic is None or topic.number != number:
+            raise TopicEnded(f"topic {name!r} has ended since it was read from last")
+        return self._catalogue.find_readable(name)
 
     def credit(self, session: Session, request_id: int, credit_bytes: int) -> None:
         """Let a READ send more; for one that has just ended this means nothing."""

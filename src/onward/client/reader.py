@@ -1,7 +1,7 @@
 """Reading a topic: a stream of entries with credit, decoded here and nowhere before.
 
     opened ──▶ receiving ──▶ ended: the end (without `follow`), the topic ended, or closed
-                  └── connection lost: opened again at the next offset
+                  └── connection lost: opened again at the next offset of the same topic
 
 The broker sends only as much as there is credit for, so a slow program costs memory nowhere.
 Batches are decoded when they are asked for; `batches()` gives columns, iterating gives messages.
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from onward.client.keeper import Keeper
 from onward.client.link import Link
@@ -133,6 +133,8 @@ class Reader:
         self._arrived = asyncio.Event()
         self._end: OnwardError | Literal["end"] | None = None
         self._next_offset: int | None = None
+        self._number: int | UnsetType = UNSET
+        """Which topic it is, once something of it is known: a new one may get its name."""
         self._first_wanted = start.offset or 0 if isinstance(start, Start) else 0
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -207,7 +209,7 @@ class Reader:
             self._note_latest(link)
         start = self._start if self._next_offset is None else Start(offset=self._next_offset)
         end = UNSET if self._end_offset is None else self._end_offset
-        read = Read(self._topic, start, self._credit_bytes, self._follow, end)
+        read = Read(self._topic, start, self._credit_bytes, self._follow, end, self._number)
         self._request_id = link.expect(self._take)
         link.send(Kind.READ, self._request_id, encode_json(read))
         self._was_open = True
@@ -222,7 +224,8 @@ class Reader:
         def take(kind: int, payload: bytes | bytearray) -> None:
             link.forget(request_id)
             if kind == Kind.REPLY and self._next_offset is None:
-                self._next_offset = int(decode_reply(payload)["next_offset"])
+                reply = decode_reply(payload)
+                self._next_offset, self._number = int(reply["next_offset"]), int(reply["number"])
 
         request_id = link.expect(take)
         link.send(
@@ -244,7 +247,7 @@ class Reader:
     def _note_offset(self, entries: bytes | bytearray) -> None:
         """Remember where a new link would go on: after what has arrived."""
         for entry in entry_heads(entries):
-            self._next_offset = entry.base_offset + entry.count
+            self._next_offset, self._number = entry.base_offset + entry.count, entry.topic
 
     def _finish(self, error: OnwardError, code: str) -> None:
         if self._link is not None:

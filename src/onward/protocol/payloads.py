@@ -114,6 +114,8 @@ class Read(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
     follow: bool = False
     end: Number | msgspec.UnsetType = msgspec.UNSET
     """The offset that it ends before; left out, it goes to the end of the topic."""
+    number: Number | msgspec.UnsetType = msgspec.UNSET
+    """The topic that is read on: another one of that name is not it. Nothing is created then."""
 
 
 class End(msgspec.Struct, frozen=True):

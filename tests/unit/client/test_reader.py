@@ -12,12 +12,13 @@ from onward.errors import (
     NotConnected,
     OffsetOutOfRange,
     ProtocolError,
+    TopicEnded,
     UnknownTopic,
 )
 from onward.message.batch import Batch, check_batch, encode_batch
 from onward.protocol.payloads import Start
 
-from .calling import calling, turns
+from .calling import Cable, calling, turns
 
 
 async def collect(client: Client, count: int, **options: object) -> list[int]:
@@ -96,6 +97,53 @@ async def test_a_read_ends_at_the_end_and_a_following_one_when_the_topic_ends() 
         await client.delete_topic("orders")
         with pytest.raises(Conflict, match="was deleted"):
             await reading
+
+
+@pytest.mark.parametrize("is_there_again", [True, False])
+async def test_a_follower_never_goes_on_in_another_topic_of_the_same_name(
+    is_there_again: bool,
+) -> None:
+    async with calling() as (client, cable, _):
+        await client.publish_many("orders", [b"a", b"b"])
+        reader = aiter(client.read("orders", follow=True))
+        assert [(await anext(reader)).body for _ in range(2)] == [b"a", b"b"]
+        await end_while_cut_off(cable, new=[b"c", b"d", b"e"] if is_there_again else [])
+        with pytest.raises(TopicEnded, match="'orders' has ended"):
+            await asyncio.wait_for(anext(reader), 5)
+        assert await client.has_topic("orders") == is_there_again
+
+
+async def test_a_follower_from_latest_that_saw_nothing_yet_stays_with_its_topic() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("orders", b"a")
+        reading = asyncio.ensure_future(collect(client, 1, start="latest"))
+        await turns()
+        await end_while_cut_off(cable, new=[b"b", b"c"])
+        with pytest.raises(TopicEnded):
+            await reading
+
+
+async def test_a_follower_of_a_topic_that_is_not_there_creates_it() -> None:
+    async with calling() as (client, cable, _):
+        reading = asyncio.ensure_future(collect(client, 1))
+        await turns()
+        cable.cut()
+        await client.publish("orders", b"a")
+        assert await reading == [0]
+
+
+async def end_while_cut_off(cable: Cable, *, new: list[bytes]) -> None:
+    """End the topic while nobody is connected, and publish to a new one of its name."""
+    dials = [Cable(cable.broker).dial]
+    other = Client([], token=None, name="other", timeout_s=5, durability=255, dials=dials)
+    cable.pull()
+    await turns()
+    await other.open()
+    await other.delete_topic("orders")
+    if new:
+        await other.publish_many("orders", new)
+    await other.close()
+    cable.plug()
 
 
 async def test_a_reader_that_stops_early_leaves_nothing_open() -> None:
