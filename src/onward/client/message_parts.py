@@ -32,7 +32,8 @@ def optional_parts(
             optional[name] = text
     if headers:
         encode_headers(headers)
-        optional["headers"] = headers
+        # A copy: it waits in the batch, and who gave it may use it for the next message.
+        optional["headers"] = dict(headers)
     if priority is not None:
         if type(priority) is not int or not 0 <= priority <= 255:
             raise InvalidRequest(f"a priority is a number from 0 to 255, not {priority!r}")

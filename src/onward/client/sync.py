@@ -16,6 +16,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Mapping,
     Sequence,
 )
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from onward.client import scheduled as when_of
+from onward.client.bodies import encode_body
 from onward.client.client import Client, DurabilityName, connect
 from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
@@ -164,6 +166,13 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         Calls of one thread keep their order. The error is `Overloaded` when too many wait already.
         """
         client = self._open()
+        # Taken as they are now: the caller may change them before the loop has its turn.
+        try:
+            body = encode_body(body)
+        except InvalidRequest as error:
+            return _failed(error)
+        if isinstance(options.get("headers"), Mapping):
+            options["headers"] = dict(options["headers"])
 
         async def publish() -> Any:
             return for_threads(await client.publish_soon(topic, body, **options), self._run)
@@ -341,6 +350,12 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
+
+
+def _failed(error: Exception) -> concurrent.futures.Future[Any]:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_exception(error)
+    return future
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -182,6 +182,18 @@ async def test_more_than_may_wait_is_refused_and_does_not_grow(
         assert (await waiting).offset == 3
 
 
+async def test_headers_are_taken_as_they_are_when_they_are_given() -> None:
+    headers = {"n": ""}
+    async with calling() as (client, _, _):
+        futures = []
+        for number in range(3):
+            headers["n"] = str(number)
+            futures.append(client.publish_soon("orders", b"x", headers=headers))
+        await asyncio.gather(*futures)
+        found = [message.headers async for message in client.read("orders")]
+        assert found == [{"n": "0"}, {"n": "1"}, {"n": "2"}]
+
+
 async def test_publish_many_is_one_batch_after_what_was_published_before() -> None:
     async with calling() as (client, _, _):
         first = client.publish_soon("orders", b"first")

@@ -8,7 +8,7 @@ import pytest
 
 from onward import connect_sync
 from onward.client import producer
-from onward.errors import NotConnected, Overloaded, UnknownTopic
+from onward.errors import InvalidRequest, NotConnected, Overloaded, UnknownTopic
 from onward.settings import LogSettings, Settings
 
 
@@ -38,6 +38,24 @@ def test_many_threads_share_one_client() -> None:
     with connect_sync("memory:") as mq, ThreadPoolExecutor(8) as threads:
         receipts = list(threads.map(lambda number: mq.publish("orders", str(number)), range(200)))
         assert sorted(receipt.offset for receipt in receipts) == list(range(200))
+
+
+def test_what_a_publish_was_given_may_be_changed_for_the_next_one() -> None:
+    headers, body = {"n": ""}, {"n": 0}
+    with connect_sync("memory:") as mq:
+        futures = []
+        for number in range(50):
+            headers["n"], body["n"] = str(number), number
+            futures.append(mq.publish_soon("orders", body, headers=headers))
+        assert [future.result(5).offset for future in futures] == list(range(50))
+        messages = list(mq.read("orders"))
+        assert [message.headers for message in messages] == [{"n": str(n)} for n in range(50)]
+        assert [message.json() for message in messages] == [{"n": n} for n in range(50)]
+
+
+def test_a_body_that_nobody_can_say_is_told_by_the_future() -> None:
+    with connect_sync("memory:") as mq, pytest.raises(InvalidRequest):
+        mq.publish_soon("orders", object()).result(5)
 
 
 def test_a_client_that_is_not_open_or_is_closed_says_so() -> None:
