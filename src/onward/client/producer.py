@@ -8,7 +8,8 @@ it is sent. At most as many sequences are unanswered as the broker remembers; wh
 under way, batches fill. What an overloaded broker refused is sent again, before anything new and
 after all that was sent has an answer: so the order is kept. Who finds no room waits in line. A
 publish fails with `OutcomeUnknown` only when it may have been stored: it was sent, and there was no
-answer in time. What was not sent in time is taken back: `NotConnected`.
+answer in time. What was not sent in time is taken back: `NotConnected`, or the error that the
+broker refused it with until then.
 """
 
 from __future__ import annotations
@@ -167,6 +168,11 @@ class OpenBatch:
         self.bytes -= size
         return size
 
+    @property
+    def is_done(self) -> bool:
+        """Tell whether nobody waits for any of them any more."""
+        return all(future.done() for future in self.futures)
+
     def fail(self, error: OnwardError) -> None:
         """Tell each publisher."""
         for future in self.futures:
@@ -231,7 +237,8 @@ class Producer:
         self._sent: dict[int, Sent] = {}
         self._next_sequence = 1
         self._flush_is_due = False
-        self._has_refused = False
+        self._refusal: OnwardError | None = None
+        """Why the broker takes nothing now; None when it does."""
         self._not_before = 0.0
         self._check: asyncio.TimerHandle | None = None
         self._line: deque[asyncio.Event] = deque()
@@ -324,7 +331,8 @@ class Producer:
             async with asyncio.timeout_at(deadline):
                 await self._stand_in_line()
         except TimeoutError:
-            raise NotConnected("too many publishes waited for the broker all the time") from None
+            reason = "too many publishes waited for the broker all the time"
+            raise self._not_taken(reason) from None
         if self.is_closed:
             raise NotConnected("the client is closed")
 
@@ -361,10 +369,20 @@ class Producer:
         except TimeoutError:
             if not future.cancelled():
                 return future.result()
-        if batch.is_sealed:
+        if not batch.is_sealed:
+            self._withdraw(batch, future)
+        elif not self._give_up(batch):
             raise OutcomeUnknown(f"no answer in time for a publish to {topic!r}")
-        self._withdraw(batch, future)
-        raise NotConnected(f"a publish to {topic!r} found no broker in time")
+        raise self._too_late(topic)
+
+    def _give_up(self, batch: OpenBatch) -> bool:
+        """Forget a batch that was refused, if nobody waits for it any more; tell whether it is."""
+        for sent in self._sent.values():
+            if sent.batch is batch and not sent.is_sent and batch.is_done:
+                self._forget(sent)
+                batch.is_sealed = False  # it was not stored, and will not be
+                return True
+        return False
 
     def _withdraw(self, batch: OpenBatch, future: asyncio.Future[Receipt]) -> None:
         """Forget a message that was not sent, and its batch when it was the last one in it."""
@@ -383,7 +401,7 @@ class Producer:
         """Go on with a new link: first again what has no answer, in its order."""
         self._link = link
         if link is not None and link.is_open:
-            self._has_refused, self._not_before = False, 0.0
+            self._refusal, self._not_before = None, 0.0
             for sent in list(self._sent.values()):
                 self._send(link, sent)
             self._flush_soon()
@@ -428,7 +446,7 @@ class Producer:
         if self._check is None and not self.is_idle:
             self._check = self._loop.call_later(CHECK_EVERY_S, self._check_deadlines)
         link = self._link
-        if link is None or not link.is_open or self._has_refused:
+        if link is None or not link.is_open or self._refusal is not None:
             return
         window = link.welcome.publishes_max
         while (self._waiting or self._open) and link.writable.is_set():
@@ -502,7 +520,7 @@ class Producer:
             sent.batch.settle(offset, event_id, DURABILITIES[durability & 3])
         else:
             self._refused(sent, decode_error(payload))
-        if self._has_refused:
+        if self._refusal is not None:
             self._again()
         elif not self._flush_is_due and (self._waiting or self._open):
             self._flush_soon()
@@ -513,7 +531,7 @@ class Producer:
             pause_s = max(getattr(error, "retry_after_ms", 0), 20) / 1000
             self._not_before = self._loop.time() + pause_s
             sent.is_sent = False
-            self._has_refused = True
+            self._refusal = error
             self._loop.call_later(pause_s, self._again)
             return
         batch = sent.batch
@@ -531,13 +549,13 @@ class Producer:
     def _again(self) -> None:
         """Send again what was refused, in its order, once all that was sent has an answer."""
         link = self._link
-        if not self._has_refused or link is None or not link.is_open:
+        if self._refusal is None or link is None or not link.is_open:
             return
         # Timers may fire a little early.
         is_early = self._loop.time() < self._not_before - 0.001
         if is_early or any(sent.is_sent for sent in self._sent.values()):
             return
-        self._has_refused = False
+        self._refusal = None
         for sent in self._sent.values():
             self._send(link, sent)
         self._flush_soon()
@@ -553,7 +571,7 @@ class Producer:
             if sent.is_sent:
                 self._fail(sent, OutcomeUnknown(f"no answer in time for a publish to {topic!r}"))
             else:
-                self._fail(sent, NotConnected(f"a publish to {topic!r} found no broker in time"))
+                self._fail(sent, self._too_late(topic))
         self._waiting = deque([one for one in self._waiting if not self._expire(one, now)])
         for topic in [topic for topic, one in self._open.items() if self._expire(one, now)]:
             del self._open[topic]
@@ -567,8 +585,17 @@ class Producer:
         if batch.deadline > now:
             return False
         self._release(batch)
-        batch.fail(NotConnected(f"a publish to {batch.topic!r} found no broker in time"))
+        batch.fail(self._too_late(batch.topic))
         return True
+
+    def _too_late(self, topic: str) -> OnwardError:
+        """Return why a publish that is not stored was not taken in time."""
+        return self._not_taken(f"a publish to {topic!r} found no broker in time")
+
+    def _not_taken(self, reason: str) -> OnwardError:
+        """Return what the broker refuses everything with; when it does not, there was none."""
+        is_connected = self._link is not None and self._link.is_open
+        return self._refusal if is_connected and self._refusal else NotConnected(reason)
 
     def _fail(self, sent: Sent, error: OnwardError) -> None:
         self._forget(sent)

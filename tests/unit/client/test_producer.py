@@ -182,6 +182,27 @@ async def test_more_than_may_wait_is_refused_and_does_not_grow(
         assert (await waiting).offset == 3
 
 
+async def test_what_was_refused_until_its_deadline_says_what_it_was_refused_with() -> None:
+    settings = settings_with(server={"inflight_bytes_max": 65_536})
+    async with calling(settings=settings) as (client, _, commit):
+        await client.publish("orders", b"start")
+        commit.is_holding = True
+        first = client.publish_soon("orders", bytes(70_000))
+        await turns()
+        refused = [client.publish("bills", bytes(30_000), timeout="50ms") for _ in range(2)]
+        refused.append(client.publish_many("orders", [bytes(30_000)], timeout="50ms"))
+        outcomes = asyncio.gather(*refused, return_exceptions=True)
+        await turns()
+        behind = client.publish("others", b"it is behind what was refused", timeout="50ms")
+        with pytest.raises(Overloaded):
+            await behind
+        assert [type(outcome) for outcome in await outcomes] == [Overloaded] * 3
+        commit.release()
+        assert (await first).offset == 1
+        assert (await client.publish("orders", b"goes on")).offset == 2
+        assert not await client.has_topic("bills")
+
+
 async def test_headers_are_taken_as_they_are_when_they_are_given() -> None:
     headers = {"n": ""}
     async with calling() as (client, _, _):
