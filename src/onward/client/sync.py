@@ -4,13 +4,15 @@
 
 It is a real facade over the asynchronous client, with a thread and a loop of its own, so it can be
 used from any number of threads at once, also from inside a program that has a loop. Calls of
-different threads share batches like those of different tasks.
+different threads share batches like those of different tasks. A process that was forked has no such
+thread: it opens a client of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import (
     Callable,
@@ -91,6 +93,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         self._loop = loop
         self._thread: threading.Thread | None = None
         self._client = client
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         """Connect, or raise why that is not possible."""
@@ -110,6 +113,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         """Connect; `with` does it by itself."""
         if self._client is not None:
             raise InvalidRequest("this client is open already")
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="onward-client", daemon=True
@@ -125,7 +129,11 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
 
     def close(self, *, drain: bool = True) -> None:
         """Close; with `drain` only after what was published has its answer or its deadline."""
-        if self._client is not None and self._thread is not None:
+        if self._is_forked:
+            # Thread, loop and connection are those of the parent, which goes on with them.
+            self._client = self._loop = self._thread = None
+            self._lock = threading.Lock()
+        elif self._client is not None and self._thread is not None:
             try:
                 self._run(self._client.close(drain=drain))
             finally:
@@ -319,8 +327,15 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
             raise NotConnected("this client is not open: use 'with connect_sync(...) as mq'")
         return self._client
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Hand work to the loop. Once it is ending it takes none: nobody would ever answer."""
+        if self._is_forked:
+            work.close()
+            raise NotConnected("this client was opened before a fork: open one in each process")
         with self._lock:
             if self._loop is None:
                 work.close()

@@ -1,5 +1,6 @@
 """The blocking client: from any thread, with nobody left waiting."""
 
+import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from onward import connect_sync
 from onward.client import producer
+from onward.client.sync import SyncClient
 from onward.errors import InvalidRequest, NotConnected, Overloaded, UnknownTopic
 from onward.settings import LogSettings, Settings
 
@@ -67,6 +69,29 @@ def test_a_client_that_is_not_open_or_is_closed_says_so() -> None:
     mq.close()
     with pytest.raises(NotConnected):
         mq.publish("orders", b"x")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_told_to_open_a_client_of_its_own() -> None:
+    with connect_sync("memory:") as mq:
+        child = multiprocessing.get_context("fork").Process(target=use_in_child, args=(mq,))
+        child.start()
+        child.join(10)
+        try:
+            assert child.exitcode == 0
+        finally:
+            child.kill()
+        assert mq.publish("orders", b"the parent goes on").offset == 0
+
+
+def use_in_child(mq: SyncClient) -> None:
+    with pytest.raises(NotConnected, match="before a fork"):
+        mq.publish("orders", b"x")
+    with pytest.raises(NotConnected, match="before a fork"):
+        mq.publish_soon("orders", b"x")
+    mq.close()
+    with mq:
+        assert mq.publish("orders", b"of the child").offset == 0
 
 
 def test_a_connection_that_cannot_be_made_leaves_no_thread_behind() -> None:
