@@ -1,6 +1,7 @@
 """The reader: each message once, in order, whatever happens to the connection."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -332,3 +333,23 @@ async def test_a_read_ends_at_an_offset_and_nowhere_else(end: object) -> None:
     async with calling() as (client, _, _):
         with pytest.raises(InvalidRequest, match="a read ends before an offset"):
             client.read("orders", end=end)  # type: ignore[arg-type]
+
+
+async def test_a_follower_waits_for_its_broker_longer_than_any_timeout_but_not_to_begin() -> None:
+    async with calling(timeout_s=0.05) as (client, cable, _):
+        await client.publish("orders", b"a")
+        reader = aiter(client.read("orders", follow=True))
+        assert (await anext(reader)).offset == 0
+        cable.pull()
+        await turns()
+        following = asyncio.ensure_future(anext(reader))
+        with pytest.raises(NotConnected):
+            await collect(client, 1)
+        await asyncio.sleep(0.2)
+        assert not following.done()
+        cable.plug()
+        for _ in range(100):
+            with suppress(NotConnected):
+                await client.publish("orders", b"b")
+                break
+        assert (await asyncio.wait_for(following, 5)).offset == 1
