@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from onward.broker.broker import Broker
 from onward.config import check
-from onward.errors import Corruption, Unavailable
+from onward.errors import Corruption, InvalidRequest, Unavailable
 from onward.log.log import DiskFailed
 from onward.loops import run
 from onward.settings import Settings
@@ -91,15 +93,46 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
 async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
     loop = asyncio.get_running_loop()
     server = settings.server
-    if server.unix_socket and _answers(server.unix_socket):
-        raise Unavailable(f"the socket {server.unix_socket} is in use")
-    servers = [await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)]
-    if server.unix_socket:
+    path = server.unix_socket
+    if path:
+        _check_socket_path(path)
+    try:
+        servers = [
+            await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)
+        ]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        place = f"server.host {server.host!r}, server.port {server.port}"
+        raise InvalidRequest(f"{place}: cannot listen there: {_reason(error)}") from None
+    if path:
         _remove_socket(settings)
-        servers.append(
-            await loop.create_unix_server(broker.session, server.unix_socket, backlog=BACKLOG)
-        )
+        try:
+            servers.append(await loop.create_unix_server(broker.session, path, backlog=BACKLOG))
+        except OSError as error:
+            raise InvalidRequest(
+                f"server.unix_socket {path!r}: cannot listen there: {_reason(error)}"
+            ) from None
     return servers
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _check_socket_path(path: str) -> None:
+    """Refuse a path on which somebody listens, or where something else is: that is not ours."""
+    if _answers(path):
+        raise Unavailable(f"the socket {path} is in use")
+    if os.path.lexists(path) and not _is_socket(path):
+        raise InvalidRequest(f"server.unix_socket {path!r} exists and is no socket")
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _remove_socket(settings: Settings) -> None:
@@ -110,6 +143,9 @@ def _remove_socket(settings: Settings) -> None:
 
 def _is_dead_socket(path: str) -> bool:
     """Tell whether a socket file is left over: nobody answers on it."""
+    if not _is_socket(path):
+        # To connect to a file that is no socket is refused just so.
+        return False
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

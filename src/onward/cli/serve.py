@@ -2,7 +2,8 @@
 
 It says on stderr what it is and where, one line per event after that, and never one per message.
 
-    exit 0    stopped by SIGTERM or ctrl-C          3    the folder or the address is in use
+    exit 0    stopped by SIGTERM or ctrl-C          2    a setting is wrong, or cannot be here
+    exit 3    the folder or the address is in use
     exit 5    the log is damaged                    74   the disk failed
 """
 
@@ -16,7 +17,7 @@ from onward.broker.broker import Broker
 from onward.broker.serve import serve
 from onward.cli.lines import log_to_stderr
 from onward.cli.options import settings_options
-from onward.errors import Unavailable
+from onward.errors import InvalidRequest, Unavailable
 from onward.settings import Settings
 from onward.version import __version__
 
@@ -39,6 +40,9 @@ def command(ctx: click.Context, *, settings: Settings) -> None:
     )  # fmt: skip
     try:
         code = serve(settings, ready=lambda broker, port: _say_ready(settings, broker, port))
+    except InvalidRequest as error:
+        # Right as settings go, and wrong on this machine.
+        raise click.UsageError(str(error), ctx) from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,32 @@ def test_wrong_settings_are_wrong_usage(serving: Serving):
     served = serving("--server.host", "0.0.0.0")
     assert served.process.wait(20) == 2
     assert "auth.tokens" in served.said
+
+
+def test_a_file_in_the_place_of_the_unix_socket_is_left_alone(serving: Serving, tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    served = serving("--server.unix-socket", str(path))
+    assert served.process.wait(20) == 2
+    assert f"server.unix_socket {str(path)!r} exists and is no socket" in served.said
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("server.unix_socket", "/tmp/" + "x" * 200), ("server.unix_socket", "/no/such/onward.sock")],
+)
+def test_a_place_where_nobody_can_listen_is_named(serving: Serving, name: str, value: str):
+    served = serving(f"--{name.replace('_', '-')}", value)
+    assert served.process.wait(20) == 2
+    assert f"{name} {value!r}: cannot listen there" in served.said
+    assert "unexpected" not in served.said
+
+
+def test_a_host_that_is_none_is_named(serving: Serving):
+    served = serving("--server.host", "999.1.1.1", "--auth.tokens", "admin:0123456789abcdef")
+    assert served.process.wait(20) == 2
+    assert "server.host '999.1.1.1'" in served.said
 
 
 def test_it_loads_neither_rich_nor_other_commands():
