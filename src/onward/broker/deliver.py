@@ -52,6 +52,7 @@ UNSENT_BYTES_MAX = 64 << 20
 CROWDED_READ_BYTES_MAX = 16 << 10
 CROWD_CHECK_S = 0.25
 READS_PER_SESSION_MAX = 1_000
+DAMAGED_PLACES_MAX = 1_000
 ENDLESS = 2**63
 """Where a READ ends that nobody gave an end: no offset is so large."""
 
@@ -104,6 +105,8 @@ class Delivering:
         self._admission: asyncio.Handle | None = None
         self._crowd_check: asyncio.TimerHandle | None = None
         self._from_disk: set[asyncio.Task[None]] = set()
+        self._damaged: dict[tuple[int, int], None] = {}
+        """Places that were found damaged and are in the broker's log, the oldest first."""
         self.delivered_bytes = 0
 
     # --- what sessions ask for ---------------------------------------------------------------
@@ -395,7 +398,22 @@ class Delivering:
             return
         if isinstance(error, OSError):
             error = Corruption(f"topic {reading.topic.name!r} cannot be read: {error}")
+        if isinstance(error, Corruption):
+            self._log_damage(reading, str(error))
         self._end(reading, error.code, str(error))
+
+    def _log_damage(self, reading: Reading, text: str) -> None:
+        """Say it once for each place: who reads it again and again must not fill the log."""
+        place = (reading.topic.number, reading.next_offset)
+        if place in self._damaged:
+            return
+        if len(self._damaged) >= DAMAGED_PLACES_MAX:
+            del self._damaged[next(iter(self._damaged))]
+        self._damaged[place] = None
+        logger.error(
+            "topic %r is damaged, messages from offset %d on cannot be read: %s",
+            reading.topic.name, reading.next_offset, text,
+        )  # fmt: skip
 
     def _end(self, reading: Reading, code: str, message: str) -> None:
         self._stop_waiting(reading)

@@ -202,7 +202,9 @@ async def test_what_is_not_at_hand_is_read_from_the_disk_in_the_same_order() -> 
     await broker.stop()
 
 
-async def test_damage_ends_the_read_before_it_and_is_never_sent() -> None:
+async def test_damage_ends_the_read_before_it_and_is_never_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = FaultyDisk(Random(1))
     broker = await open_broker(disk)
     speaker = await Speaker.to(broker)
@@ -215,6 +217,12 @@ async def test_damage_ends_the_read_before_it_and_is_never_sent() -> None:
     await turns(200)
     assert [len(body) for body in speaker.bodies(request_id)] == [600_000]
     assert speaker.end(request_id) == "corruption"
+    again = speaker.say_read("orders", 1, credit=1 << 30)
+    await turns(200)
+    assert speaker.end(again) == "corruption"
+    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert "topic 'orders' is damaged, messages from offset 1 on" in said.getMessage()
+    assert f"at byte {second.position} of {second.segment.path}" in said.getMessage()
     await broker.stop()
 
 
