@@ -130,8 +130,12 @@ FILE_PLACES = (Path("onward.toml"), Path("/etc/onward/onward.toml"))
 """Where a settings file is looked for when none is named; the first that exists is read."""
 
 OTHER_VARIABLES = frozenset(
-    {"ONWARD_CONFIG", "ONWARD_ADDRESS", "ONWARD_TOKEN", "ONWARD_DEBUG", "ONWARD_SIM_SEED"}
-)
+    {
+        "ONWARD_CONFIG", "ONWARD_ADDRESS", "ONWARD_TOKEN", "ONWARD_DEBUG", "ONWARD_LAKE",
+        "ONWARD_SPARK_MASTER", "ONWARD_WORKER", "ONWARD_SIM_SEED", "ONWARD_TORTURE_SEED",
+        "ONWARD_TORTURE_MESSAGES", "ONWARD_TORTURE_SPARK_KILLS",
+    }
+)  # fmt: skip
 """Variables that are ours but no settings of a broker."""
 
 # Kubernetes puts these into every container beside a service called onward or onward-server.

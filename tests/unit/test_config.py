@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.config import SETTINGS, Setting, find_file, is_loopback, load, rows
+from onward.config import OTHER_VARIABLES, SETTINGS, Setting, find_file, is_loopback, load, rows
 from onward.errors import InvalidRequest
 from onward.settings import Settings, Token
 
@@ -208,3 +208,10 @@ def test_the_file_is_the_named_one_else_the_one_of_the_environment_else_in_a_usu
     assert find_file(named=None, environ={}) == Path("onward.toml")
     assert find_file(named=None, environ={"ONWARD_CONFIG": "b.toml"}) == Path("b.toml")
     assert find_file(named="a.toml", environ={"ONWARD_CONFIG": "b.toml"}) == Path("a.toml")
+
+
+def test_variables_of_commands_and_tests_are_no_settings_and_are_in_the_reference():
+    assert {"ONWARD_LAKE", "ONWARD_SPARK_MASTER", "ONWARD_WORKER"} < OTHER_VARIABLES
+    load(environ=dict.fromkeys([*OTHER_VARIABLES, "ONWARD_TORTURE_SEED"], "1"))
+    page = (Path(__file__).parents[2] / "docs/reference/config.md").read_text()
+    assert {name for name in OTHER_VARIABLES if f"`{name}`" not in page} == set()
