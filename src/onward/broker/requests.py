@@ -43,8 +43,8 @@ class TopicCreate(msgspec.Struct, frozen=True):
 
     topic: str
     exist_ok: bool = False
-    expires_at_ms: Time = 0
-    lifetime_ms: Time = 0
+    expires_at_ms: Time | None = None
+    lifetime_ms: Time | None = None
     rule: Rule = "read-write"
     message_bytes_max: Size = 0
     retention_ms: Time = 0
@@ -145,9 +145,7 @@ class Requests:
         if wanted.message_bytes_max is not None:
             changes["message_bytes_max"] = self._size(wanted.message_bytes_max)
         if wanted.expires_at_ms is not None or wanted.lifetime_ms is not None:
-            changes["expires_at_ms"] = self._expiry(
-                wanted.expires_at_ms or 0, wanted.lifetime_ms or 0
-            )
+            changes["expires_at_ms"] = self._expiry(wanted.expires_at_ms, wanted.lifetime_ms)
         record: TopicRecord = replace(topic.staged_record, **changes)
         settle = reply_when_done(session, request_id, lambda: self.describe(topic))
 
@@ -230,13 +228,18 @@ class Requests:
         self._broker.check_writable(even_when_full=True)
         return topic
 
-    def _expiry(self, expires_at_ms: int, lifetime_ms: int) -> int:
+    def _expiry(self, expires_at_ms: int | None, lifetime_ms: int | None) -> int:
+        """Return when a topic ends; 0 is never."""
         now_ms = self._broker.clock.now_ms()
-        if lifetime_ms:
+        if lifetime_ms is not None and expires_at_ms is not None:
+            raise InvalidRequest("a topic has a lifetime or a time when it expires, not both")
+        if lifetime_ms is not None:
             expires_at_ms = now_ms + lifetime_ms
         if expires_at_ms and expires_at_ms < now_ms + LIFETIME_MS_MIN:
-            raise InvalidRequest(f"a topic lives at least {LIFETIME_MS_MIN} ms")
-        return expires_at_ms
+            raise InvalidRequest(
+                f"a topic lives at least {LIFETIME_MS_MIN} ms; 'expires_at' 0 lets it live for ever"
+            )
+        return expires_at_ms or 0
 
     def _size_of_new(self, wanted: TopicCreate) -> int:
         if wanted.topic.startswith(SINK_PREFIX) and not wanted.message_bytes_max:

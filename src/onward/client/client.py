@@ -435,7 +435,8 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
     ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be.
 
-        What `retention_group` has not finished is never removed, even before that group exists.
+        It lives for ever, or for a `lifetime`, or until `expires_at`. What `retention_group` has not
+        finished is never removed, even before that group exists.
 
         >>> async def main() -> str:
         ...     async with connect("memory:") as mq:
@@ -443,11 +444,14 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         >>> asyncio.run(main())
         'active'
         """
+        ends: dict[str, object] = {}
+        if lifetime is not None:
+            ends["lifetime_ms"] = duration_ms(lifetime)
+        if expires_at is not None:
+            ends["expires_at_ms"] = instant_ms(expires_at)
         reply = await self._request(
             {
-                "op": "topic.create", "topic": topic, "exist_ok": exist_ok, "rule": rule,
-                "lifetime_ms": 0 if lifetime is None else duration_ms(lifetime),
-                "expires_at_ms": 0 if expires_at is None else instant_ms(expires_at),
+                "op": "topic.create", "topic": topic, "exist_ok": exist_ok, "rule": rule, **ends,
                 "retention_ms": 0 if retention is None else duration_ms(retention),
                 "retention_bytes": retention_bytes, "message_bytes_max": message_bytes_max,
                 "retention_group": retention_group,

@@ -54,6 +54,12 @@ async def test_a_topic_that_exists_is_not_created_again_unless_that_is_fine() ->
         ("topic.create", {"topic": "@system"}, "invalid_name"),
         ("topic.create", {"topic": "orders", "lifetime_ms": 9_999}, "invalid_request"),
         ("topic.create", {"topic": "orders", "expires_at_ms": 5}, "invalid_request"),
+        ("topic.create", {"topic": "orders", "lifetime_ms": 0}, "invalid_request"),
+        (
+            "topic.create",
+            {"topic": "orders", "lifetime_ms": 60_000, "expires_at_ms": 0},
+            "invalid_request",
+        ),
         ("topic.create", {"topic": "orders", "rule": "open"}, "invalid_request"),
         ("topic.create", {"topic": "orders", "message_bytes_max": 2**31 - 1}, "invalid_request"),
         ("topic.create", {"topic": 7}, "invalid_request"),
@@ -80,6 +86,10 @@ async def test_a_change_changes_what_it_names_and_leaves_the_rest() -> None:
     topic = await described(speaker)
     assert (topic["rule"], topic["retention_ms"]) == ("closed", 5)
     assert topic["expires_at_ms"] == START_MS + 60_000
+    assert await speaker.request("topic.change", topic="orders", lifetime_ms=0) == "invalid_request"
+    both = {"lifetime_ms": 60_000, "expires_at_ms": START_MS + 90_000}
+    assert await speaker.request("topic.change", topic="orders", **both) == "invalid_request"
+    assert (await described(speaker))["expires_at_ms"] == START_MS + 60_000
     await speaker.request("topic.change", topic="orders", expires_at_ms=0)
     assert (await described(speaker))["expires_at_ms"] == 0
     await broker.stop()
