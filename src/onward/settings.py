@@ -49,7 +49,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64 << 20
     heartbeat_ms: Annotated[
         int,
-        Meta(ge=100, description="Pause after which a silent peer is asked whether it lives."),
+        Meta(
+            ge=100,
+            description="Pause after which a client that has nothing to say sends a sign of life; "
+            "the broker drops one that is silent for three such pauses.",
+        ),
     ] = 5_000
     hello_ms: Annotated[
         int, Meta(ge=1, description="Time a new connection has to introduce itself.")

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 import onward
-from onward.broker import requests
+from onward.broker import broker, requests
 from onward.broker.broker import Broker
+from onward.broker.housekeeping import SILENT_HEARTBEATS_MAX
 from onward.client.reader import ReadBatch
 from onward.log import checkpoint, index
 from onward.log.memory_disk import MemoryDisk
@@ -110,3 +111,16 @@ def layout(table: str) -> tuple[list[str], int]:
 def test_the_drawn_bytes_are_those_of_the_code(first_fields: list[str], size: int):
     layouts = [layout(table) for table in TABLES]
     assert size in [at for names, at in layouts if names[: len(first_fields)] == first_fields]
+
+
+def test_the_limit_of_silence_is_the_one_that_the_broker_has():
+    beat_s = Settings().server.heartbeat_ms // 1_000
+    limits = (ROOT / "docs/operate/limits.md").read_text()
+    assert f"| silence | {SILENT_HEARTBEATS_MAX} x {beat_s} s |" in limits
+
+
+def test_the_torn_tail_is_quoted_as_the_broker_says_it():
+    said = re.search(r'"(torn tail: .*)"', inspect.getsource(broker))
+    assert said is not None
+    page = (ROOT / "docs/operate/trouble.md").read_text()
+    assert said[1] % (144, "./onward-data") in page

@@ -435,8 +435,8 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
     ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be.
 
-        It lives for ever, or for a `lifetime`, or until `expires_at`. What `retention_group` has not
-        finished is never removed, even before that group exists.
+        It lives for ever, or for a `lifetime`, or until `expires_at`. What `retention_group` has
+        not finished is never removed, even before that group exists.
 
         >>> async def main() -> str:
         ...     async with connect("memory:") as mq:
