@@ -32,7 +32,7 @@ from onward.log.check import Check, SegmentReport
 from onward.log.checkpoint import read_checkpoints
 from onward.log.disk import OsDisk
 from onward.log.inspect import Damage, Walk, lock_folder, require_log
-from onward.log.repair import losses, needs_repair, reopen, repair
+from onward.log.repair import losses, needs_repair, reopen, repair, require_repairable
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch, messages_of
 from onward.message.entry import Entry, Kind
 from onward.message.message import Message
@@ -138,7 +138,8 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
             print_line("nothing to repair")
             return
         _show(found, topic_names(disk, folder) | found.names, as_json=False)
-        lost = losses(found)
+        lost = bool(losses(found) or found.missing)
+        require_repairable(found)
         if lost and not accept_loss:
             print_line("with --accept-loss what is damaged is replaced by gaps, and lost for good")
         verb = "repair and give up what is damaged" if lost and accept_loss else "repair"

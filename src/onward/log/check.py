@@ -4,6 +4,7 @@
     offsets       without holes in each topic, except behind a gap, where they are gone on purpose
     index files   the rows that the segment's entries give, byte by byte
     checkpoint    readable, and true where it stands in the log
+    segments      all there that an index file or the newest checkpoint knows
 
 A torn tail and an index file that is not there are not damage: the next start mends them.
 """
@@ -16,12 +17,12 @@ from typing import Literal
 
 import msgspec
 
-from onward.log.checkpoint import checkpoint_names, read_checkpoint
+from onward.log.checkpoint import checkpoint_names, read_checkpoint, read_checkpoints
 from onward.log.disk import Disk
 from onward.log.index import ROW, NewRows, Piece, Row, RowsFile
 from onward.log.inspect import Damage, Lost, Walk
-from onward.log.recovery import SCAN_BYTES, is_given_up
-from onward.log.segment import Segment
+from onward.log.recovery import SCAN_BYTES, is_given_up, is_needed, missing_segments
+from onward.log.segment import Segment, segment_name
 from onward.message.entry import Entry, Kind
 
 
@@ -32,7 +33,8 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
-IndexState = Literal["ok", "open", "missing", "wrong"]
+IndexState = Literal["ok", "open", "missing", "wrong", "unchecked"]
+"""How an index file is; `unchecked`: it is there, and its segment too damaged to compare."""
 
 
 @dataclass(slots=True)
@@ -70,9 +72,25 @@ class Check:
         """What is wrong beside the segments."""
         self.names: dict[int, str] = {}
         """The names of the topics that were created in this log, by number."""
+        self.missing: list[str] = []
+        """The names of segments that something knows and that hold nothing any more."""
         self._disk = disk
+        self._find_missing()
         self._has_unknown_gap = False
         self._offsets = _Offsets(self.walk.next_index)
+
+    @property
+    def beyond_repair(self) -> list[str]:
+        """Return the missing segments for which no gap can stand.
+
+        After the end of what is there offsets would be given twice, and only a checkpoint knows
+        what came before its beginning.
+        """
+        names = [segment.path.rsplit("/", 1)[-1] for segment in self.walk.segments]
+        if not names:
+            return self.missing
+        is_known = self.walk.checkpoint is not None
+        return [one for one in self.missing if one > names[-1] or not (is_known or one > names[0])]
 
     @property
     def bytes(self) -> int:
@@ -109,6 +127,23 @@ class Check:
         elif not self.walk.is_mark_true:
             self.problems.append("the newest checkpoint does not fit the log")
         self.problems += self._offsets.problems
+
+    def _find_missing(self) -> None:
+        """Note what a start of the broker would miss: the same rules as in `recovery`."""
+        newest = read_checkpoints(self._disk, self.folder)[:1]
+        # One look at the folder: a broker may be at work in it.
+        names = self._disk.list_folder(self.folder)
+        for name in missing_segments(names):
+            self.missing.append(name)
+            self.problems.append(f"{name} is missing, but its index file is there")
+        for checkpoint in newest:
+            name = segment_name(checkpoint.segment)
+            if is_needed(checkpoint) and name not in names:
+                self.missing += [name] if name not in self.missing else []
+                self.problems.append(
+                    f"{name} is missing, but the newest checkpoint knows what it held, up to index "
+                    f"{checkpoint.last_index}"
+                )
 
     def _check_segment(self, segment: Segment, advance: Callable[[int], None]) -> SegmentReport:
         report = SegmentReport(segment.path, segment.first_index)
@@ -180,10 +215,13 @@ class Check:
         if not paths or any(path.rsplit("/", 1)[-1] not in names for path in paths):
             return []
         try:
-            return [RowsFile.open(self._disk, path) for path in paths]
+            files = [RowsFile.open(self._disk, path) for path in paths]
         except (OSError, ValueError):
             report.index = "wrong"
             return []
+        if report.index == "missing":
+            report.index = "unchecked"
+        return files
 
     def _rows_match(self, segment: Segment, files: Sequence[RowsFile]) -> bool:
         """Compare files with the rows of the walk; runs know those below the checkpoint."""

@@ -17,7 +17,7 @@ Sealed segments below the checkpoint are not scanned: their entries are verified
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from onward.errors import Corruption, Unavailable
@@ -112,7 +112,7 @@ class _Opening:
         What has an index file was used: if it is empty now, it is damaged, and its readers are
         told.
         """
-        sealed = self._sealed_paths(segments)
+        sealed = self._sealed_paths()
         kept: list[Segment] = []
         for segment in segments:
             is_between = bool(kept) and segment is not segments[-1]
@@ -122,16 +122,15 @@ class _Opening:
                 kept.append(segment)
         return kept
 
-    def _sealed_paths(self, segments: list[Segment]) -> set[str]:
+    def _sealed_paths(self) -> set[str]:
         """Return the paths of all segments with an index file; each of them must be there."""
         names = self.disk.list_folder(self.folder)
         sealed = {f"{self.folder}/{name[:-4]}.log" for name in names if name.endswith(".idx")}
-        # Retention removes the index file before its segment: the other way round is a loss.
-        missing = sorted(sealed - {segment.path for segment in segments})
+        missing = missing_segments(names)
         if missing:
             raise Corruption(
-                f"{missing[0]} is missing, but its index file is there; nothing will be served: "
-                f"restore it from a copy, or run 'onward log check {self.folder}'"
+                f"{self.folder}/{missing[0]} is missing, but its index file is there; nothing will "
+                f"be served: restore it from a copy, or run 'onward log check {self.folder}'"
             )
         return sealed
 
@@ -152,7 +151,7 @@ class _Opening:
         for checkpoint in read_checkpoints(self.disk, self.folder)[:1]:
             if checkpoint.segment in firsts:
                 return checkpoint
-            if checkpoint.last_index:
+            if is_needed(checkpoint):
                 raise Corruption(
                     f"{self.folder}/{segment_name(checkpoint.segment)} is missing, but a "
                     f"checkpoint knows what it held, up to index {checkpoint.last_index}; "
@@ -321,6 +320,24 @@ class _Opening:
             f"{segment.path} is damaged at byte {position} (index {segment.next_index}); nothing "
             f"was cut and nothing will be served: run 'onward log check {self.folder}'"
         )
+
+
+def missing_segments(names: Iterable[str]) -> list[str]:
+    """Return the segments in a folder of these names that must be there and are not.
+
+    Retention removes the index file before its segment: the other way round is a loss.
+
+    >>> missing_segments(["1.idx", "2.idx", "2.log"])
+    ['1.log']
+    """
+    there = set(names)
+    sealed = {f"{name[:-4]}.log" for name in there if name.endswith(".idx")}
+    return sorted(sealed - there)
+
+
+def is_needed(checkpoint: Checkpoint) -> bool:
+    """Tell whether the segment that was open then must be there: it held something before it."""
+    return checkpoint.last_index > 0
 
 
 def list_segments(disk: Disk, folder: str) -> list[Segment]:

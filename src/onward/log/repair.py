@@ -44,16 +44,28 @@ def losses_of(report: SegmentReport) -> list[Damage]:
     return [damage for damage in report.damages if damage.kind == "damaged"]
 
 
+def require_repairable(check: Check) -> None:
+    """Raise `Corruption` when a segment is missing without which the log cannot be opened."""
+    if check.beyond_repair:
+        raise Corruption(
+            f"{', '.join(check.beyond_repair)} cannot be brought back, and no gap can stand for "
+            f"it: restore it from a copy; an index file that belongs to no segment can be moved away"
+        )
+
+
 def repair(disk: Disk, check: Check, *, accept_loss: bool) -> list[str]:
     """Mend what a check found; return what was done, as sentences.
 
     Without `accept_loss` damaged stretches stay as they are, and so does what depends on them.
+    Nothing is touched when a segment is missing without which the log cannot be opened.
     """
+    require_repairable(check)
     done: list[str] = []
     for report in check.reports:
         done += _repair_segment(disk, check.folder, report, accept_loss=accept_loss)
     if accept_loss:
         _remove_orphans(disk, check)
+        done += [f"given up: {name}, which is missing" for name in check.missing]
     for name in check.bad_checkpoints:
         aside = _free_name(disk, check.folder, _PREFIX + name)
         disk.rename(f"{check.folder}/{name}", f"{check.folder}/{aside}")

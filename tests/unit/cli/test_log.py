@@ -124,6 +124,17 @@ def test_a_sound_log_needs_no_repair(folder: Path, capsys: Captured):
     assert capsys.readouterr().out == "nothing to repair\n"
 
 
+def test_a_missing_segment_is_damage_and_never_nothing_to_repair(folder: Path, capsys: Captured):
+    (folder / "00000000000000000099.idx").touch()
+    assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
+    assert "00000000000000000099.log is missing" in capsys.readouterr().out
+    for options in ([], ["--accept-loss"]):
+        assert run(["log", "repair", str(folder), "--yes", *options]) == ExitCode.CORRUPTION
+        said = capsys.readouterr()
+        assert "nothing to repair" not in said.out
+        assert "restore it from a copy" in said.err
+
+
 def test_a_folder_in_use_is_checked_only_when_that_is_wanted(folder: Path, capsys: Captured):
     with onward.connect_sync(f"file:{folder}"):
         assert run(["log", "check", str(folder)]) == ExitCode.UNAVAILABLE

@@ -63,6 +63,10 @@ class Folder:
         return done
 
     @property
+    def names(self) -> list[str]:
+        return [path.removeprefix(f"{FOLDER}/") for path in self.paths]
+
+    @property
     def paths(self) -> list[str]:
         return sorted({path for path, _ in self.entries})
 
@@ -328,8 +332,55 @@ def test_a_damaged_checkpoint_is_put_away_when_the_log_opens_without_it():
 def test_a_log_without_its_beginning_needs_a_checkpoint():
     folder = make()
     folder.disk.remove(folder.paths[0])
-    (problem,) = folder.check().problems
+    missing, problem = folder.check().problems
+    assert missing == f"{folder.names[0]} is missing, but its index file is there"
     assert "restore a checkpoint file" in problem
+    with pytest.raises(Corruption, match=f"{folder.names[0]} cannot be brought back"):
+        folder.repair()
+
+
+def test_a_missing_first_segment_is_found_and_can_be_given_up_beside_a_checkpoint():
+    folder = make(checkpoint_at=30)
+    folder.disk.remove(folder.paths[0])
+    with pytest.raises(Corruption, match=f"{folder.names[0]} is missing"):
+        folder.indexes()
+    check = folder.check()
+    assert check.problems == [f"{folder.names[0]} is missing, but its index file is there"]
+    assert check.is_damaged
+    assert folder.repair() == [f"given up: {folder.names[0]}, which is missing"]
+    assert not needs_repair(folder.check())
+    assert folder.indexes() == []
+
+
+def test_a_missing_newest_segment_is_found_and_nothing_stands_for_it():
+    folder = make(checkpoint_at=30)
+    folder.disk.remove(folder.paths[-1])
+    with pytest.raises(Corruption, match=f"{folder.names[-1]} is missing"):
+        folder.indexes()
+    check = folder.check()
+    assert check.is_damaged
+    assert f"{folder.names[-1]} is missing, but the newest checkpoint" in check.problems[0]
+    before = folder.disk.list_folder(FOLDER)
+    with pytest.raises(Corruption, match=f"{folder.names[-1]} cannot be brought back"):
+        folder.repair()
+    assert folder.disk.list_folder(FOLDER) == before
+
+
+def test_an_index_file_of_no_segment_is_found():
+    folder = make(checkpoint_at=30)
+    folder.disk.open(f"{FOLDER}/00000000000000000099.idx", create=True)
+    with pytest.raises(Corruption, match=r"0099\.log is missing"):
+        folder.indexes()
+    (problem,) = folder.check().problems
+    assert problem == "00000000000000000099.log is missing, but its index file is there"
+    with pytest.raises(Corruption, match="can be moved away"):
+        folder.repair()
+
+
+def test_the_index_file_of_a_damaged_segment_is_not_called_missing():
+    folder = make(checkpoint_at=30)
+    folder.flip(2)
+    assert folder.check().reports[0].index == "unchecked"
 
 
 def test_a_checkpoint_that_does_not_fit_the_log_is_found():
