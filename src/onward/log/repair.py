@@ -49,7 +49,7 @@ def require_repairable(check: Check) -> None:
     if check.beyond_repair:
         raise Corruption(
             f"{', '.join(check.beyond_repair)} cannot be brought back, and no gap can stand for "
-            f"it: restore it from a copy; an index file that belongs to no segment can be moved away"
+            f"it: restore it from a copy; an index file of no segment can be moved away"
         )
 
 
