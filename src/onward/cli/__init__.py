@@ -69,6 +69,7 @@ class ExitCode(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
+    _fill_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a character gets its number, not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -96,6 +97,14 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return report(_first_cause(error))
     return ExitCode.OK
+
+
+def _fill_closed_streams() -> None:
+    """What a shell has closed (`>&-`) is empty, or unheard: no socket may get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number is the one that was closed.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def report(error: BaseException) -> int:

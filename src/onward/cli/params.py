@@ -72,9 +72,16 @@ class _Start(click.ParamType):  # type: ignore[type-arg]  # not generic in older
             return value
         if value.isascii() and value.isdecimal():
             return int(value)
-        instant_ms = INSTANT.convert(value, param, ctx)
-        assert isinstance(instant_ms, int)
-        return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
+        try:
+            instant_ms = parse_instant_ms(value, now_ms=SystemClock().now_ms())
+            return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
+        except InvalidRequest:
+            self.fail(
+                f"{value!r} is no start: write earliest, latest, an offset, a time "
+                "(2026-11-16T10:00:00Z) or how long ago (10m)", param, ctx,
+            )  # fmt: skip
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is too far away to be a time", param, ctx)
 
 
 class _Pair(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases

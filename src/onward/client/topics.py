@@ -95,7 +95,10 @@ def instant_ms(value: datetime | int) -> int:
     1767225600000
     """
     if isinstance(value, datetime):
-        return round(value.timestamp() * 1000)
+        try:
+            return round(value.timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            raise InvalidRequest(f"{value} is too far away to be a time") from None
     return value
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -234,3 +235,24 @@ def next_line(process: "subprocess.Popen[bytes]") -> bytes:
     while not line.endswith(b"\n"):
         line += os.read(process.stdout.fileno(), 1)
     return line
+
+
+def test_a_start_that_is_none_is_told_what_there_is(onward: Onward):
+    done = onward("read", "orders", "--from", "foo")
+    assert done.returncode == 2
+    for word in (b"earliest", b"latest", b"an offset", b"a time", b"how long ago"):
+        assert word in done.stderr
+    done = onward("read", "orders", "--from", "9999-12-31T23:59:59-23:59")
+    assert done.returncode == 2
+    assert b"too far away" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "closed"), [("f x", ">&-"), ("f", "<&-"), ("f x", "2>&-")])
+def test_a_stream_that_the_shell_has_closed_is_no_bug(address: str, arguments: str, closed: str):
+    program = [sys.executable, "-c", "from onward.cli import main; main()"]
+    command = shlex.join([*program, "publish", "--address", address])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {arguments} {closed}"], capture_output=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")

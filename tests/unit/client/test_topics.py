@@ -37,7 +37,7 @@ def test_an_event_id_goes_before_everything_else() -> None:
     assert read_start("earliest", 5, now_ms=0) == Start(event_id=5)
 
 
-@pytest.mark.parametrize("start", [-1, True, "yesterday"])
+@pytest.mark.parametrize("start", [-1, True, "yesterday", datetime.min])
 def test_what_is_no_start_is_refused(start: object) -> None:
     with pytest.raises(InvalidRequest):
         read_start(start, None, now_ms=0)  # type: ignore[arg-type]
