@@ -8,6 +8,8 @@ from onward.client.topics import duration_ms, instant_ms, read_start
 from onward.errors import InvalidRequest
 from onward.protocol.payloads import Start
 
+FIRST_DAY = datetime(1, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+
 
 def test_durations_are_text_milliseconds_or_a_timedelta() -> None:
     assert [duration_ms(one) for one in ("2s", 2_000, timedelta(seconds=2))] == [2_000] * 3
@@ -37,7 +39,7 @@ def test_an_event_id_goes_before_everything_else() -> None:
     assert read_start("earliest", 5, now_ms=0) == Start(event_id=5)
 
 
-@pytest.mark.parametrize("start", [-1, True, "yesterday", datetime.min])
+@pytest.mark.parametrize("start", [-1, True, "yesterday", FIRST_DAY])
 def test_what_is_no_start_is_refused(start: object) -> None:
     with pytest.raises(InvalidRequest):
         read_start(start, None, now_ms=0)  # type: ignore[arg-type]
