@@ -27,7 +27,7 @@ from onward.cli.output import print_json, print_line, print_rows, progress
 from onward.cli.params import confirm
 from onward.cli.read import as_line, as_record
 from onward.durations import format_instant
-from onward.errors import Corruption
+from onward.errors import Corruption, UnknownTopic
 from onward.log.check import Check, SegmentReport
 from onward.log.checkpoint import read_checkpoints
 from onward.log.disk import OsDisk
@@ -117,6 +117,7 @@ def dump(
                 elif step[0].index >= from_index:
                     dumping.print_entry(*step, only=topic)
             one.close()
+    dumping.require_topic(topic)
 
 
 @command.command("repair")
@@ -257,6 +258,14 @@ class _Dumping:
         self._names = names
         self._bodies = bodies
         self._as_json = as_json
+        self._seen: set[int] = set()
+        """The numbers of the topics whose entries were there."""
+
+    def require_topic(self, only: str | None) -> None:
+        """Raise when the wanted topic has neither a name nor an entry in what was read."""
+        numbers = self._seen | self._names.keys()
+        if only is not None and only not in {*self._names.values(), *map(str, numbers)}:
+            raise UnknownTopic(f"no topic {only!r} is in what was read of this log")
 
     def print_entry(self, entry: Entry, body: memoryview, *, only: str | None) -> None:
         """Print one entry, if it is of the wanted topic."""
@@ -264,6 +273,7 @@ class _Dumping:
             record = msgspec.json.decode(body, type=TopicRecord)
             self._names[record.number] = record.name
         name = self._names.get(entry.topic, "")
+        self._seen.add(entry.topic)
         if only is not None and only not in (name, str(entry.topic)):
             return
         said = _said(entry, body)

@@ -225,7 +225,7 @@ def _words(topic: onward.TopicDescription) -> dict[str, str | None]:
         "state": topic.state,
         "rule": topic.rule,
         "messages": f"{topic.messages:,}",
-        "offsets": f"{topic.first_offset} to {topic.next_offset}",
+        "offsets": f"{topic.first_offset} to {topic.next_offset - 1}" if topic.messages else "none",
         "created": _moment(topic.created_at_ms),
         "expires": _moment(topic.expires_at_ms) or "never",
         "retention": _duration(topic.retention_ms),

@@ -78,6 +78,13 @@ def test_a_dump_begins_where_it_is_told(folder: Path, capsys: Captured):
     assert [entry["index"] for entry in entries] == [22, 23, 24]
 
 
+def test_a_dump_of_a_topic_that_is_not_there_is_an_error(folder: Path, capsys: Captured):
+    for topic in ("nosuch", "99"):
+        assert run(["log", "dump", str(folder), "--topic", topic]) == ExitCode.FAILED
+        assert f"no topic '{topic}'" in capsys.readouterr().err
+    assert run(["log", "dump", str(folder), "--topic", "1"]) == ExitCode.OK
+
+
 def test_a_dump_of_a_damaged_log_goes_on_behind_the_damage(folder: Path, capsys: Captured):
     damage(folder, position_of(folder, 7, capsys) + 80)
     assert run(["log", "dump", str(folder)]) == ExitCode.OK
