@@ -12,7 +12,6 @@ Lines are published as they come: whatever has arrived goes out in batches of at
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import sys
 import time
@@ -47,6 +46,7 @@ class Line(msgspec.Struct):
     body_base64: str | None = None
     key: str | None = None
     headers: dict[str, str] | None = None
+    headers_base64: dict[str, str] | None = None
     tag: str | None = None
     trace_id: str | None = None
     priority: int | None = None
@@ -58,7 +58,7 @@ class Columns(NamedTuple):
 
     bodies: Sequence[bytes]
     keys: list[str | None] | None
-    headers: list[dict[str, str] | None] | None
+    headers: list[dict[str, str | bytes] | None] | None
     tags: list[str | None] | None
     trace_ids: list[str | None] | None
     priorities: list[int | None] | None = None
@@ -275,7 +275,7 @@ def _row(receipt: onward.BatchReceipt, number: int) -> dict[str, object]:
 
 
 def _headers(given: Sequence[str]) -> dict[str, str] | None:
-    named = {}
+    named: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not name or not equals:
@@ -290,7 +290,7 @@ def _columns(bodies: Sequence[bytes], same: Line) -> Columns:
     return Columns(
         bodies,
         [same.key] * count if same.key is not None else None,
-        [same.headers] * count if same.headers is not None else None,
+        [{**same.headers}] * count if same.headers is not None else None,
         [same.tag] * count if same.tag is not None else None,
         [same.trace_id] * count if same.trace_id is not None else None,
     )
@@ -304,6 +304,7 @@ def _read_lines(
     for number, text in enumerate(lines, lines_before + 1):
         try:
             line = _read_line(text)
+            _all_headers(line)
             good.append((line, _body(line)))
         except InvalidRequest as error:
             return good, InvalidRequest(f"line {number}: {error}")
@@ -316,7 +317,7 @@ def _from_json(lines: Sequence[tuple[Line, bytes]], same: Line) -> Columns:
     return Columns(
         [body for _, body in lines],
         [line.key if line.key is not None else same.key for line in read],
-        [line.headers or same.headers for line in read],
+        [_all_headers(line) or _all_headers(same) for line in read],
         [line.tag if line.tag is not None else same.tag for line in read],
         [line.trace_id if line.trace_id is not None else same.trace_id for line in read],
         [line.priority for line in read],
@@ -332,12 +333,25 @@ def _read_line(line: bytes) -> Line:
         raise InvalidRequest(f"{shown!r} is not a message as JSON: {error}") from None
 
 
+def _all_headers(line: Line) -> dict[str, str | bytes] | None:
+    """Return the headers that are text and those that are bytes."""
+    binary = {
+        name: _from_base64(text, f"headers_base64 {name!r}")
+        for name, text in (line.headers_base64 or {}).items()
+    }
+    return {**(line.headers or {}), **binary} or None
+
+
+def _from_base64(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidRequest(f"{what} is not base64: {error}") from None
+
+
 def _body(line: Line) -> bytes:
     if line.body_base64 is not None:
-        try:
-            return base64.b64decode(line.body_base64, validate=True)
-        except binascii.Error as error:
-            raise InvalidRequest(f"body_base64 is not base64: {error}") from None
+        return _from_base64(line.body_base64, "body_base64")
     if isinstance(line.body, msgspec.UnsetType):
         raise InvalidRequest("a line has neither body nor body_base64")
     value = msgspec.json.decode(line.body)

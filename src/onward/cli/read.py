@@ -88,7 +88,7 @@ def as_record(message: Message) -> dict[str, object]:
     }
     optional = {
         "key": message.key,
-        "headers": _headers(message),
+        **_headers(message),
         "tag": message.tag,
         "trace_id": message.trace_id,
         "due_at_ms": message.due_at_ms,
@@ -103,13 +103,18 @@ def as_record(message: Message) -> dict[str, object]:
     return record
 
 
-def _headers(message: Message) -> dict[str, str] | None:
-    if message.headers is None:
-        return None
-    return {
-        name: value if isinstance(value, str) else value.decode(errors="surrogateescape")
-        for name, value in message.headers.items()
+def _headers(message: Message) -> dict[str, dict[str, str] | None]:
+    """Return the headers as JSON can say them: text as it is, bytes as base64 beside it."""
+    given = message.headers
+    if given is None:
+        return {}
+    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    binary = {
+        name: base64.b64encode(value).decode()
+        for name, value in given.items()
+        if not isinstance(value, str)
     }
+    return {"headers": texts if texts or not binary else None, "headers_base64": binary or None}
 
 
 def as_line(message: Message) -> str:

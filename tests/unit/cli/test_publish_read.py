@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import onward as client
+
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
@@ -256,3 +258,22 @@ def test_a_stream_that_the_shell_has_closed_is_no_bug(address: str, arguments: s
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_headers_of_bytes_are_copied_as_bytes(onward: Onward, address: str):
+    headers = {"text": "é", "binary": b"\xff\x00", "plain": b"text too"}
+    with client.connect_sync(address) as mq:
+        mq.publish("marked", "x", headers=headers)
+        mq.publish("marked", "y", headers={"binary": b"\xfe"})
+        printed = onward("read", "marked", "--json")
+        assert b"\\ud" not in printed.stdout
+        assert onward("publish", "copied", "--json-lines", given=printed.stdout).returncode == 0
+        copied = [message.headers for message in mq.read("copied")]
+    assert copied == [headers, {"binary": b"\xfe"}]
+
+
+def test_headers_that_are_no_base64_are_refused(onward: Onward):
+    line = b'{"body": "x", "headers_base64": {"a": "???"}}'
+    done = onward("publish", "marked", "--json-lines", given=line)
+    assert done.returncode == 1
+    assert b"line 1: headers_base64 'a' is not base64" in done.stderr
