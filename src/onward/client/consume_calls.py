@@ -120,7 +120,7 @@ class ConsumeCalls(Asking):
         )  # fmt: skip
         consumer = Consumer(
             self._keeper(), consume, timeout_s=self._timeout_s, credit=credit,
-            now_ms=self._clock.now_ms, is_named=member is not None,
+            clock=self._clock, is_named=member is not None,
             position=None if position is None else os.fspath(position),
         )  # fmt: skip
         self._consumers.all.add(consumer)

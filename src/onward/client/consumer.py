@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +30,7 @@ from onward.client.link import Link
 from onward.client.membership import Membership
 from onward.client.position import Place, PositionFile, PositionOnBroker
 from onward.client.topics import Duration, duration_ms
+from onward.clock import Clock
 from onward.errors import InvalidRequest
 from onward.protocol.deliveries import Consume, Joined
 
@@ -57,17 +58,17 @@ class Consumer:
 
     def __init__(
         self, keeper: Keeper, consume: Consume, *, timeout_s: float,
-        now_ms: Callable[[], int], credit: int | None = None, position: str | None = None,
+        clock: Clock, credit: int | None = None, position: str | None = None,
         is_named: bool = False,
     ) -> None:  # fmt: skip
         self._consume = consume
-        self._now_ms = now_ms
+        self._now_ms = clock.now_ms
         self._credit = _checked_credit(credit)
         self._position = None if position is None else PositionFile(position, group=consume.group)
         self._is_named = is_named
         self._membership = Membership(
-            keeper, consume, timeout_s=timeout_s, on_joined=self._on_joined,
-            check_open=self._check_open,
+            keeper, consume, timeout_s=timeout_s, monotonic_ms=clock.monotonic_ms,
+            on_joined=self._on_joined, check_open=self._check_open,
         )  # fmt: skip
         self._following: Following | None = None
         self._kept: dict[str, int] | None = None
@@ -211,12 +212,20 @@ class Consumer:
         [b'a', b'b']
         """
         membership, rest = self._membership, self._membership.rest
-        while rest:
+        # The clock is asked for each message: what blocks is what runs between two of them.
+        while membership.has_rest():
             delivery = rest.popleft()
             membership.took(1)
             if not delivery.is_lost:
                 return delivery
         return None
+
+    def still_ours(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Return those of messages that were taken which this member still has for sure.
+
+        For who lets them wait once more: those whose lease may be over are given back.
+        """
+        return self._membership.still_ours(deliveries)
 
     async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time.
@@ -276,10 +285,9 @@ class Consumer:
             rest.extend(batch.messages())
         found: list[Delivery] = []
         while rest and len(found) < n:
-            delivery = rest.popleft()
-            membership.credit.took(1)
-            if not delivery.is_lost:
-                found.append(delivery)
+            taken = [rest.popleft() for _ in range(min(n - len(found), len(rest)))]
+            membership.credit.took(len(taken))
+            found += membership.still_ours(taken)
         return found
 
     def _rest_until_next_fetch(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -86,11 +87,12 @@ class DeliveryBatch:
 
     __slots__ = (
         "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused", "acking",
-        "count", "granted", "grants", "held", "lease", "lost", "topic",
+        "count", "expires_at_ms", "granted", "grants", "held", "lease", "lease_ms", "lost", "topic",
     )  # fmt: skip
 
     def __init__(
         self, settles: Settles, entries: Buffer, *, topic: str, grants: list[Grant], lease: int,
+        lease_ms: int = 0, expires_at_ms: float = math.inf,
         on_taken: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._settles = settles
@@ -103,6 +105,9 @@ class DeliveryBatch:
         self.topic = topic
         self.grants = grants
         self.lease = lease
+        self.lease_ms = lease_ms
+        self.expires_at_ms = expires_at_ms
+        """When the lease may be over, by the client's monotonic clock; what has none has no end."""
         self.held = Ranges([(start, end) for start, end, _ in grants])
         self.lost = Ranges()
         self.granted = self.count = self.held.count
@@ -272,11 +277,15 @@ class DeliveryBatch:
             raise self._lost(offset)
         await self.renew()
 
-    def renew_soon(self) -> None:
+    def renew_soon(self) -> asyncio.Future[None]:
         """Renew without waiting; a lease that is refused is lost."""
-        if self.held.first is not None and self.held.end is not None:
-            whole = (self.held.first, self.held.end)
-            self._settles.settle(self, [whole], do="renew")
+        if self.held.first is None or self.held.end is None:
+            return done()
+        return self._settles.settle(self, [(self.held.first, self.held.end)], do="renew")
+
+    def renewed(self, asked_at_ms: int) -> None:
+        """Take note that a renewal was confirmed: it was granted after it was asked for."""
+        self.expires_at_ms = max(self.expires_at_ms, asked_at_ms + self.lease_ms)
 
     async def ack_range(self, start: int, end: int) -> None:
         """Say that the offsets from `start` to before `end` are done."""

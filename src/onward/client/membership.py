@@ -9,6 +9,12 @@ Deliveries wait here until they are asked for. While anything is held or waits, 
 renewed at each third of their time; a batch that the program has dropped without settling it is
 not: its lease runs out. A broker that is overloaded or stops is asked again after a pause.
 
+A loop that was blocked, or a process that was stopped, renews nothing, and others get what it had.
+So what waits here is handed out only before its lease may be over; after that it is given back.
+How long a lease lasts is counted from when its delivery arrived, or from when a renewal was asked
+for that was confirmed. What lay in the socket meanwhile is older than its arrival: it counts from
+when the loop was last seen awake, until an answer shows that all of it was read.
+
 Credit is given when the broker has said what group this is, not with the question. Where it
 delivers at most once nothing comes that nobody waits for, and what came is ours for ever: it is
 handed out, even after `stop` or over a later connection.
@@ -18,9 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -57,11 +64,13 @@ class Membership:
 
     def __init__(
         self, keeper: Keeper, consume: Consume, *, timeout_s: float,
-        on_joined: Callable[[Link, Joined], None], check_open: Callable[[], None],
+        monotonic_ms: Callable[[], int], on_joined: Callable[[Link, Joined], None],
+        check_open: Callable[[], None],
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._consume = consume
         self._timeout_s = timeout_s
+        self._monotonic_ms = monotonic_ms
         self._on_joined = on_joined
         self._check_open = check_open
         self._patience: asyncio.Timeout | None = None
@@ -75,6 +84,10 @@ class Membership:
         self._received: deque[DeliveryBatch] = deque()
         self._leases: dict[int, tuple[weakref.ref[DeliveryBatch], Ranges]] = {}
         self._renewal: asyncio.TimerHandle | None = None
+        self._awake_at = 0.0
+        """When the renewal was planned, by the loop's clock."""
+        self._asleep_from_ms = math.inf
+        """Since when what arrives now may have been on its way; no limit: it has just come."""
         self._has_warned = False
         self._is_stopping = False
         self.credit = Credit()
@@ -159,12 +172,16 @@ class Membership:
     def _seated(self, seat: Seat, joined: Joined) -> None:
         """Make room for what may come right behind the answer."""
         seat.settling = Settling(
-            seat.link, seat.id, group=self._consume.group, member=joined.member
-        )
+            seat.link, seat.id, group=self._consume.group, member=joined.member,
+            monotonic_ms=self._monotonic_ms,
+        )  # fmt: skip
         seat.joined = joined
         self.credit.is_sparing = joined.at_most_once and joined.mode != "broadcast"
         self._was_joined = True
         self._on_joined(seat.link, joined)
+        if joined.mode != "broadcast":
+            # Also while nothing is leased: by this timer it is seen when the loop was blocked.
+            self._plan_renewal()
         self.give_more()
         if not seat.answer.done():
             seat.answer.set_result(joined)
@@ -199,13 +216,34 @@ class Membership:
             batch = self._received.popleft()
             self.credit.opened(batch.entries_bytes)
             batch.taken()
-            if not batch.is_lost:
+            if batch.expires_at_ms <= self._monotonic_ms():
+                batch.release_soon()
+            elif not batch.is_lost:
                 batch.open()
                 if batch.count:
                     self.took(batch.granted - batch.count)
                     return batch
             self.took(batch.granted)
         return None
+
+    def has_rest(self) -> bool:
+        """Tell whether a message can be taken; first give back what has waited for too long."""
+        rest = self.rest
+        if rest and _batch_of(rest[0]).expires_at_ms <= self._monotonic_ms():
+            waiting = list(rest)
+            rest.clear()
+            rest.extend(self.still_ours(waiting))
+            self.took(len(waiting) - len(rest))
+        return bool(rest)
+
+    def still_ours(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Return those that can be handed out; give back those whose lease may be over."""
+        now_ms = self._monotonic_ms()
+        late = [one for one in deliveries if _batch_of(one).expires_at_ms <= now_ms]
+        if late:
+            _release(late)
+            deliveries = [one for one in deliveries if _batch_of(one).expires_at_ms > now_ms]
+        return [one for one in deliveries if not one.is_lost]
 
     def push(self, batch: DeliveryBatch) -> None:
         """Let a batch wait to be taken."""
@@ -262,10 +300,7 @@ class Membership:
         """Give back whatever was received and not taken yet; what is finished stays."""
         if self.credit.is_sparing:
             return
-        for batch in {delivery.batch: None for delivery in self.rest}:
-            assert batch is not None
-            offsets = [one.offset for one in self.rest if one.batch is batch]
-            batch.release_ranges_soon(ranges_of(offsets))
+        _release(self.rest)
         received, self._received = self._received, deque()
         for batch in received:
             self.credit.opened(batch.entries_bytes)
@@ -305,7 +340,8 @@ class Membership:
             self._spare(is_finished)
         batch = DeliveryBatch(
             seat.settling, memoryview(payload)[delivered.entries_at :], topic=delivered.topic,
-            grants=delivered.grants, lease=delivered.delivery,
+            grants=delivered.grants, lease=delivered.delivery, lease_ms=delivered.lease_ms,
+            expires_at_ms=math.inf if is_finished else self._sent_at_ms() + delivered.lease_ms,
         )  # fmt: skip
         if not is_finished:
             self._watch(batch)
@@ -344,6 +380,7 @@ class Membership:
         if seat.settling is not None:
             seat.settling.lose()
         self._leases.clear()
+        self._asleep_from_ms = math.inf
         if self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None
@@ -386,22 +423,45 @@ class Membership:
 
     def _plan_renewal(self) -> None:
         if self._renewal is None and self.joined is not None:
+            self._awake_at = self._loop.time()
             self._renewal = self._loop.call_later(self.joined.lease_ms / 3000, self._renew)
 
+    def _sent_at_ms(self) -> float:
+        """Return since when what arrives now may have been on its way."""
+        self._notice_sleep()
+        return min(self._monotonic_ms(), self._asleep_from_ms)
+
+    def _notice_sleep(self) -> None:
+        """See by a timer that is long overdue that the loop did not run."""
+        if self._renewal is None or self._asleep_from_ms != math.inf:
+            return
+        now, due_at = self._loop.time(), self._renewal.when()
+        if now - due_at > due_at - self._awake_at:
+            self._asleep_from_ms = self._monotonic_ms() - (now - self._awake_at) * 1000
+
     def _renew(self) -> None:
+        self._notice_sleep()
         self._renewal = None
         seat = self._seat
         if seat is None or not seat.is_taken or seat.settling is None:
             return
         seat.settling.give_up_before(self._loop.time() - self._timeout_s)
+        renewing = None
         for lease, (reference, held) in list(self._leases.items()):
             batch = reference()
             if batch is None or batch.is_lost or not held:
                 del self._leases[lease]
             else:
-                batch.renew_soon()
-        if self._leases or not seat.settling.is_quiet:
-            self._plan_renewal()
+                renewing = batch.renew_soon()
+        if renewing is None:
+            self._asleep_from_ms = math.inf
+        else:
+            renewing.add_done_callback(self._caught_up)
+        self._plan_renewal()
+
+    def _caught_up(self, _: asyncio.Future[None]) -> None:
+        """An answer came: whatever was sent before it was read."""
+        self._asleep_from_ms = math.inf
 
     def _forgotten(self, lease: int) -> None:
         """The program has dropped a batch: say so once if something of it was not settled."""
@@ -412,6 +472,20 @@ class Membership:
                 "group %r: %d messages were taken and neither acked, retried nor rejected; they "
                 "come again when their lease ends", self._consume.group, held.count,
             )  # fmt: skip
+
+
+def _release(deliveries: Iterable[Delivery]) -> None:
+    """Give back messages that were not taken."""
+    offsets: dict[DeliveryBatch, list[int]] = {}
+    for delivery in deliveries:
+        offsets.setdefault(_batch_of(delivery), []).append(delivery.offset)
+    for batch, some in offsets.items():
+        batch.release_ranges_soon(ranges_of(some))
+
+
+def _batch_of(delivery: Delivery) -> DeliveryBatch:
+    assert delivery.batch is not None, "a delivery is made by its batch"
+    return delivery.batch
 
 
 def _pause_s(error: OnwardError) -> float:

@@ -14,7 +14,7 @@ that could be wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from onward.client.delivery import Delivery
@@ -80,6 +80,24 @@ class Waiting:
             fail(self.future, error)
 
 
+class Renewal(Waiting):
+    """A lease that shall go on; how long it lasts is counted from when that was asked for."""
+
+    __slots__ = ("asked_at_ms",)
+
+    def __init__(
+        self, batch: DeliveryBatch, ranges: Sequence[Range], row: Outcome,
+        future: asyncio.Future[None], *, asked_at_ms: int,
+    ) -> None:  # fmt: skip
+        super().__init__(batch, ranges, row, future)
+        self.asked_at_ms = asked_at_ms
+
+    def succeed(self) -> None:
+        """Tell that the lease goes on."""
+        self.batch.renewed(self.asked_at_ms)
+        super().succeed()
+
+
 class Together(Waiting):
     """Acks of one turn of the loop, of which somebody is told with one call."""
 
@@ -125,8 +143,12 @@ class Sent:
 class Settling:
     """What one member says of what it was given on one connection."""
 
-    def __init__(self, link: Link, consumer_id: int, *, group: str, member: str) -> None:
+    def __init__(
+        self, link: Link, consumer_id: int, *, group: str, member: str,
+        monotonic_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
         self._link = link
+        self._monotonic_ms = monotonic_ms
         self._loop = asyncio.get_running_loop()
         self._consumer_id = consumer_id
         self._acks: list[Waiting] = []
@@ -190,11 +212,16 @@ class Settling:
         ranges_count = self._outcomes_ranges + len(ranges)
         if len(self._outcomes) >= OUTCOMES_MAX or ranges_count > ROWS_MAX:
             self._flush()
-        waiting = Waiting(batch, ranges, row, self._loop.create_future())
+        future: asyncio.Future[None] = self._loop.create_future()
+        if do == "renew":
+            asked_at_ms = self._monotonic_ms()
+            waiting: Waiting = Renewal(batch, ranges, row, future, asked_at_ms=asked_at_ms)
+        else:
+            waiting = Waiting(batch, ranges, row, future)
         self._outcomes.append(waiting)
         self._outcomes_ranges += len(ranges)
         self._flush_soon()
-        return waiting.future
+        return future
 
     def lose(self) -> None:
         """Take note that the connection, or the membership on it, is over."""

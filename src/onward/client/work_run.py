@@ -136,7 +136,7 @@ class WorkRun:
                         await self._take_each(aiter(consumer))
                     else:
                         collecting = self._calls.create_task(self._collect(aiter(consumer)))
-                        await self._take_lists(self.work.batch)
+                        await self._take_lists(consumer, self.work.batch)
                         await collecting
                         await self._end_collected(consumer)
                 except OnwardError as error:
@@ -157,12 +157,12 @@ class WorkRun:
                 if not self.slots.is_free and not await self.slots.free():
                     return
 
-    async def _take_lists(self, most: int) -> None:
+    async def _take_lists(self, consumer: Consumer, most: int) -> None:
         """Call with all that has arrived meanwhile, up to `most`."""
         while await self.slots.free() and await self._has_collected():
             taken, self._collected = self._collected[:most], self._collected[most:]
             self._changed.set()
-            if kept := [delivery for delivery in taken if not delivery.is_lost]:
+            if kept := consumer.still_ours(taken):
                 self._begin(kept)
 
     async def _end_collected(self, consumer: Consumer) -> None:

@@ -13,6 +13,7 @@ from onward.broker.commit import Done
 from onward.client.client import Client
 from onward.client.link import Link
 from onward.client.pipe import PipeTransport, connect_pipe
+from onward.clock import Clock
 from onward.errors import OnwardError
 from onward.log.log import Log, Write
 from onward.log.memory_disk import MemoryDisk
@@ -97,7 +98,7 @@ def settings_with(
 
 @asynccontextmanager
 async def calling(
-    *, settings: Settings | None = None, timeout_s: float = 60.0
+    *, settings: Settings | None = None, timeout_s: float = 60.0, clock: Clock | None = None
 ) -> AsyncIterator[tuple[Client, Cable, SlowCommit]]:
     broker = await Broker.open(settings or settings_with(), disk=MemoryDisk(), commit=SlowCommit)
     cable = Cable(broker)
@@ -105,7 +106,7 @@ async def calling(
     assert isinstance(commit, SlowCommit)
     client = Client(
         [], token=None, name="test", timeout_s=timeout_s, durability=Durability.DEFAULT,
-        dials=[cable.dial], producer_id=7, jitter=Random(1),
+        dials=[cable.dial], producer_id=7, jitter=Random(1), clock=clock,
     )  # fmt: skip
     await client.open()
     try:
