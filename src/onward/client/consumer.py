@@ -36,6 +36,9 @@ from onward.protocol.deliveries import Consume, Joined
 
 logger = logging.getLogger("onward.consumer")
 
+LATE_S = 0.2
+"""So long what came too late for one fetch waits for the next one."""
+
 
 class Closed(Exception):  # nobody's fault: it ends loops
     """The consumer was closed or stopped."""
@@ -68,7 +71,7 @@ class Consumer:
         self._is_named = is_named
         self._membership = Membership(
             keeper, consume, timeout_s=timeout_s, monotonic_ms=clock.monotonic_ms,
-            on_joined=self._on_joined, check_open=self._check_open,
+            on_joined=self._on_joined, on_waiting=self._on_waiting, check_open=self._check_open,
         )  # fmt: skip
         self._following: Following | None = None
         self._kept: dict[str, int] | None = None
@@ -77,7 +80,9 @@ class Consumer:
         self._is_closed = False
         self._waiting = asyncio.Lock()
         self._fetching = 0
-        self._idle: asyncio.TimerHandle | None = None
+        self._is_resting = False
+        """Between two fetches: nobody waits for what comes."""
+        self._late: asyncio.TimerHandle | None = None
 
     @property
     def group(self) -> str:
@@ -230,8 +235,8 @@ class Consumer:
     async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time.
 
-        Between the calls nothing is asked for. What comes too late for one call waits for the
-        next one, but only for the time of a lease.
+        With the first come those that were sent with it. Between the calls nothing is asked for:
+        what comes too late for one call waits a moment for the next one, then it is given back.
 
         >>> from onward import connect
         >>> async def main() -> list[Delivery]:
@@ -244,7 +249,7 @@ class Consumer:
         _check_count(n)
         wait_s = duration_ms(wait) / 1000
         self._check_usable()
-        self._stop_idling()
+        self._stop_resting()
         self._fetching += n
         try:
             if found := self._take_waiting(n):
@@ -261,14 +266,25 @@ class Consumer:
                 self._rest_until_next_fetch()
 
     async def _fetch(self, n: int, wait_s: float) -> list[Delivery]:
-        self._ask_for_fetches()
         try:
             async with asyncio.timeout(wait_s):
-                while not (found := self._take_waiting(n)):
+                while not (found := await self._gather(n)):
+                    self._ask_for_fetches()
                     await self._wait(n)
                 return found
         except TimeoutError:
             return self._take_waiting(n)
+
+    async def _gather(self, n: int) -> list[Delivery]:
+        """Return up to `n` messages of those that have arrived, or are on their way with them.
+
+        What was granted for this fetch may come as many deliveries, most of all where the group
+        chooses. All of it is leased to this member: nobody else would have it meanwhile.
+        """
+        if 0 < self._membership.waiting_count < n and self._fetching == n:
+            self._membership.take_back()
+            await self._membership.catch_up()
+        return self._take_waiting(n)
 
     def _ask_for_fetches(self) -> None:
         """Give credit for as many messages as all fetches that wait want."""
@@ -291,28 +307,28 @@ class Consumer:
         return found
 
     def _rest_until_next_fetch(self) -> None:
-        """Let nothing more come; what still comes waits for the next fetch, but not for ever."""
+        """Let nothing more come; what still comes waits for the next fetch, but not for long."""
         self._membership.credit.wanted = 0
         self._membership.take_back()
-        if self._following is None and not self._is_closed:
-            self._idle_on()
+        self._is_resting = self._following is None and not self._is_closed
+        if self._membership.has_waiting:
+            self._on_waiting()
 
-    def _idle_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(max(1_000, self.lease_ms) / 1000, self._give_back)
+    def _on_waiting(self) -> None:
+        if self._is_resting and self._late is None:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(LATE_S, self._give_back)
 
     def _give_back(self) -> None:
         """Nobody fetches any more: let others have what came too late."""
-        if self._membership.has_waiting:
-            self._membership.take_back()
-            self._membership.release_waiting()
-        if self._membership.is_joined:
-            self._idle_on()
+        self._late = None
+        self._membership.release_waiting()
 
-    def _stop_idling(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+    def _stop_resting(self) -> None:
+        self._is_resting = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     # --- joining and leaving -----------------------------------------------------------------
 
@@ -363,7 +379,7 @@ class Consumer:
     async def aclose(self) -> None:
         """Leave the group for good: what was settled is answered, what is held is given back."""
         self._is_closed = True
-        self._stop_idling()
+        self._stop_resting()
         self._membership.wake()
         await self._leave_now()
         if self.at_most_once:
@@ -429,7 +445,7 @@ class Consumer:
             raise Closed
 
     def _want(self, credit: int, *, is_fixed: bool) -> None:
-        self._stop_idling()
+        self._stop_resting()
         self._membership.credit.wanted = credit
         self._membership.credit.is_fixed = is_fixed
         self._membership.give_more()

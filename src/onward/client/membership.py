@@ -55,6 +55,7 @@ logger = logging.getLogger("onward.consumer")
 
 PAUSE_S_MIN = 0.05
 LEAVE_S_MAX = 5.0
+CATCH_UP_S_MAX = 0.25
 PASSING = (Overloaded, Stopping, NotLeader)
 """Errors after which joining again is worth a try."""
 
@@ -65,13 +66,14 @@ class Membership:
     def __init__(
         self, keeper: Keeper, consume: Consume, *, timeout_s: float,
         monotonic_ms: Callable[[], int], on_joined: Callable[[Link, Joined], None],
-        check_open: Callable[[], None],
+        on_waiting: Callable[[], None], check_open: Callable[[], None],
     ) -> None:  # fmt: skip
         self._keeper = keeper
         self._consume = consume
         self._timeout_s = timeout_s
         self._monotonic_ms = monotonic_ms
         self._on_joined = on_joined
+        self._on_waiting = on_waiting
         self._check_open = check_open
         self._patience: asyncio.Timeout | None = None
         self._joining = asyncio.Lock()
@@ -114,6 +116,11 @@ class Membership:
     def has_waiting(self) -> bool:
         """Tell whether something was received and not taken yet."""
         return bool(self._received or self.rest)
+
+    @property
+    def waiting_count(self) -> int:
+        """Return how many messages were received and not taken yet."""
+        return len(self.rest) + sum(batch.granted for batch in self._received)
 
     @property
     def joined(self) -> Joined | None:
@@ -226,6 +233,26 @@ class Membership:
             self.took(batch.granted)
         return None
 
+    async def catch_up(self) -> None:
+        """Wait until what the broker has sent by now is here; not for long, if it is far or busy.
+
+        Frames keep their order: when the answer comes, everything that was sent before it has.
+        """
+        if self._seat is None or not self._seat.is_taken:
+            return
+        link = self._seat.link
+        answered = asyncio.Event()
+        request_id = link.expect(lambda kind, payload: answered.set())
+        link.send(Kind.PING, request_id)
+        try:
+            async with asyncio.timeout(CATCH_UP_S_MAX) as limit:
+                await answered.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            link.forget(request_id)
+
     def has_rest(self) -> bool:
         """Tell whether a message can be taken; first give back what has waited for too long."""
         rest = self.rest
@@ -249,6 +276,7 @@ class Membership:
         """Let a batch wait to be taken."""
         self._received.append(batch)
         self._changed.set()
+        self._on_waiting()
 
     def wake(self) -> None:
         """Let everybody who waits look whether we are still open."""
@@ -311,7 +339,7 @@ class Membership:
 
     def forget_waiting(self) -> int:
         """Drop whatever was received and not taken; return how many messages that were."""
-        count = len(self.rest) + sum(batch.granted for batch in self._received)
+        count = self.waiting_count
         self.rest.clear()
         self._received.clear()
         return count

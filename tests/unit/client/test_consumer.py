@@ -150,6 +150,10 @@ async def test_take_waits_until_there_is_something_and_keeps_messages_coming() -
 # --- fetch -----------------------------------------------------------------------------------
 
 
+def consuming(client: Client, **options: Any) -> Consumer:
+    return client.consume("orders", group="g", **options)
+
+
 async def give_late_credit(client: Client, cable: Cable) -> None:
     """Do as if the credit that was taken back had been used on its way."""
     await client.status()  # behind everything that was sent before
@@ -194,17 +198,52 @@ async def test_what_comes_too_late_for_a_fetch_waits_for_the_next_one() -> None:
         assert [one.body for one in await consumer.fetch(10, wait=0)] == [b"a", b"b"]
 
 
-async def test_what_nobody_fetches_goes_back_to_the_group() -> None:
-    async with (
-        calling() as (client, cable, _),
-        client.consume("orders", group="g", lease="1s") as consumer,
-    ):
+async def test_what_nobody_fetches_goes_back_to_the_group_long_before_its_lease_ends() -> None:
+    async with calling() as (client, cable, _), consuming(client, lease="1h") as consumer:
         assert await consumer.fetch(10, wait="1ms") == []
         await give_late_credit(client, cable)
         await client.publish_many("orders", [b"a", b"b"])
         await until(lambda: len(consumer._membership._received) == 1)
         async with client.consume("orders", group="g") as other:
-            assert {one.body for one in await fetch(other, 2)} == {b"a", b"b"}
+            found = await fetch(other, 2)
+            assert {(one.body, one.attempt) for one in found} == {(b"a", 1), (b"b", 1)}
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_a_fetch_gets_all_that_was_granted_for_it_in_however_many_deliveries(
+    at_most_once: bool,
+) -> None:
+    async with (
+        calling() as (client, cable, _),
+        consuming(client, mode="ordered", lease="1h", at_most_once=at_most_once) as ann,
+        client.consume("orders", group="g") as bob,
+    ):
+        keys = [str(number) for number in range(500)]
+        await client.publish_many("orders", [bytes(2_000)] * 500, keys=keys)
+        found = await ann.fetch(300, wait="60s")
+        assert not ann._membership.has_waiting
+        if not at_most_once:
+            assert len({one.lease for one in found}) > 1
+            assert cable.broker.consuming.leases_of("g").count == len(found)
+        found += await fetch(bob, 500 - len(found))
+        assert sorted(one.offset for one in found) == list(range(500))
+        assert {one.attempt for one in found} == {1}
+
+
+async def test_a_fetch_does_not_wait_long_for_a_broker_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with calling() as (client, _, _), client.consume("orders", group="g") as consumer:
+        send = Link.send
+
+        def lose_pings(link: Link, kind: int, request_id: int, payload: bytes = b"") -> None:
+            if kind != Kind.PING:
+                send(link, kind, request_id, payload)
+
+        monkeypatch.setattr(Link, "send", lose_pings)
+        await client.publish("orders", b"a")
+        async with asyncio.timeout(30):
+            assert len(await consumer.fetch(10, wait="60s")) == 1
 
 
 async def test_fetches_at_the_same_time_share_what_comes() -> None:
