@@ -213,13 +213,21 @@ class WholeBatch:
 class Sent:
     """A sealed batch: its bytes never change again, so that a repeat is the same."""
 
-    __slots__ = ("batch", "encoded", "is_sent", "sequence")
+    __slots__ = ("batch", "encoded", "is_sent", "sequence", "was_unanswered")
 
     def __init__(self, batch: OpenBatch | WholeBatch, sequence: int, encoded: bytes) -> None:
         self.batch = batch
         self.sequence = sequence
         self.encoded = encoded
         self.is_sent = False
+        """It was sent over this link, and has no answer yet."""
+        self.was_unanswered = False
+        """It was sent over a link that was lost before the answer: it may still lie there."""
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Tell whether nobody can say that it is not: a refusal speaks for its own link only."""
+        return self.is_sent or self.was_unanswered
 
 
 class Producer:
@@ -378,7 +386,7 @@ class Producer:
     def _give_up(self, batch: OpenBatch) -> bool:
         """Forget a batch that was refused, if nobody waits for it any more; tell whether it is."""
         for sent in self._sent.values():
-            if sent.batch is batch and not sent.is_sent and batch.is_done:
+            if sent.batch is batch and not sent.may_be_stored and batch.is_done:
                 self._forget(sent)
                 batch.is_sealed = False  # it was not stored, and will not be
                 return True
@@ -403,6 +411,7 @@ class Producer:
         if link is not None and link.is_open:
             self._refusal, self._not_before = None, 0.0
             for sent in list(self._sent.values()):
+                sent.was_unanswered = sent.may_be_stored
                 self._send(link, sent)
             self._flush_soon()
 
@@ -415,7 +424,7 @@ class Producer:
             unknown = OutcomeUnknown(
                 f"closed before a publish to {sent.batch.topic!r} was answered"
             )
-            self._fail(sent, unknown if sent.is_sent else error)
+            self._fail(sent, unknown if sent.may_be_stored else error)
         for batch in (*self._waiting, *self._open.values()):
             self._release(batch)
             batch.fail(error)
@@ -568,7 +577,7 @@ class Producer:
         now = self._loop.time()
         for sent in [one for one in self._sent.values() if one.batch.deadline <= now]:
             topic = sent.batch.topic
-            if sent.is_sent:
+            if sent.may_be_stored:
                 self._fail(sent, OutcomeUnknown(f"no answer in time for a publish to {topic!r}"))
             else:
                 self._fail(sent, self._too_late(topic))

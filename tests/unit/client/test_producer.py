@@ -203,6 +203,24 @@ async def test_what_was_refused_until_its_deadline_says_what_it_was_refused_with
         assert not await client.has_topic("bills")
 
 
+async def test_a_refusal_says_nothing_of_what_was_sent_over_a_connection_that_is_lost() -> None:
+    settings = settings_with(server={"inflight_bytes_max": 65_536})
+    async with calling(settings=settings) as (client, cable, commit):
+        await client.publish("orders", b"start")
+        commit.is_holding = True
+        first = client.publish_soon("orders", bytes(70_000))
+        await turns()
+        sent = client._producer()._sent
+        doubtful = asyncio.ensure_future(client.publish("bills", bytes(30_000), timeout="200ms"))
+        while not any(one.is_sent and one.batch.topic == "bills" for one in sent.values()):
+            await turns(1)
+        cable.cut()
+        with pytest.raises(OutcomeUnknown):
+            await doubtful
+        commit.release()
+        assert (await first).offset == 1
+
+
 async def test_headers_are_taken_as_they_are_when_they_are_given() -> None:
     headers = {"n": ""}
     async with calling() as (client, _, _):
