@@ -209,13 +209,16 @@ async def test_what_nobody_fetches_goes_back_to_the_group_long_before_its_lease_
             assert {(one.body, one.attempt) for one in found} == {(b"a", 1), (b"b", 1)}
 
 
-@pytest.mark.parametrize("at_most_once", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "at_most_once"),
+    [({"mode": "ordered"}, False), ({"priorities": True}, False), ({"priorities": True}, True)],
+)
 async def test_a_fetch_gets_all_that_was_granted_for_it_in_however_many_deliveries(
-    at_most_once: bool,
+    rule: dict[str, Any], at_most_once: bool
 ) -> None:
     async with (
         calling() as (client, cable, _),
-        consuming(client, mode="ordered", lease="1h", at_most_once=at_most_once) as ann,
+        consuming(client, lease="1h", at_most_once=at_most_once, **rule) as ann,
         client.consume("orders", group="g") as bob,
     ):
         keys = [str(number) for number in range(500)]
