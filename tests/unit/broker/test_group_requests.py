@@ -107,6 +107,17 @@ async def released(broker: Any, condition: Any) -> None:
     await until(holds)
 
 
+async def refused(broker: Any, condition: Any) -> None:
+    """Refuse commits, whoever's they are, until something holds."""
+
+    def holds() -> bool:
+        if not condition() and broker._commit.held:
+            broker._commit.held.pop(0)[2](DiskFull("the disk is full"))
+        return bool(condition())
+
+    await until(holds)
+
+
 async def test_a_group_survives_the_death_of_its_broker_as_it_was_answered() -> None:
     disk = FaultyDisk(Random(1))
     broker = await open_broker(disk)
@@ -630,10 +641,10 @@ async def test_a_move_that_cannot_be_written_changes_nothing(
     consumer = joining.result()
     await consumer.got(4)
     asked = operator.say(op, group="g", topic="orders", **fields)
-    await until(lambda: broker._commit.held)
-    broker._commit.held.pop()[2](DiskFull("the disk is full"))
+    answer = asyncio.ensure_future(operator.answer(asked))
+    await refused(broker, answer.done)
     with pytest.raises(DiskFull):
-        await operator.answer(asked)
+        answer.result()
     share = (await operator.ask("group.describe", group="g"))["topics"][0]
     assert (share["cursor"], share["backlog"]) == (0, 10)
     consumer.speaker.transport.write(more_frame(consumer.id, 100))
@@ -642,4 +653,5 @@ async def test_a_move_that_cannot_be_written_changes_nothing(
     await turns()
     again = sorted(consumer.offsets[4:])
     assert again == [offset for offset in range(10) if offset not in range(held)]
-    await broker.stop()
+    stopping = asyncio.ensure_future(broker.stop())
+    await released(broker, stopping.done)
