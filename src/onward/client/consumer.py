@@ -201,8 +201,7 @@ class Consumer:
     def take_now(self) -> Delivery | None:
         """Return a message that is at hand; None when there is none at this moment.
 
-        It does not wait, join or open what has arrived since: it goes with `take` and with
-        iterating, which do.
+        It does not wait or join: it goes with `take` and with iterating, which do.
 
         >>> from onward import connect
         >>> async def main() -> list[bytes]:
@@ -218,11 +217,13 @@ class Consumer:
         """
         membership, rest = self._membership, self._membership.rest
         # The clock is asked for each message: what blocks is what runs between two of them.
-        while membership.has_rest():
-            delivery = rest.popleft()
-            membership.took(1)
-            if not delivery.is_lost:
-                return delivery
+        is_open = not (self._is_stopped or self._is_closed)
+        while membership.has_rest() or (is_open and membership.open_next()):
+            if rest:  # of what was opened nothing may be readable
+                delivery = rest.popleft()
+                membership.took(1)
+                if not delivery.is_lost:
+                    return delivery
         return None
 
     def still_ours(self, deliveries: list[Delivery]) -> list[Delivery]:
@@ -297,8 +298,8 @@ class Consumer:
         membership, rest = self._membership, self._membership.rest
         if not self.at_most_once:
             self._check_open()
-        while len(rest) < n and (batch := membership.take_batch()) is not None:
-            rest.extend(batch.messages())
+        while len(rest) < n and membership.open_next():
+            pass
         found: list[Delivery] = []
         while rest and len(found) < n:
             taken = [rest.popleft() for _ in range(min(n - len(found), len(rest)))]

@@ -101,7 +101,8 @@ class Credit:
 
     def took(self, count: int) -> None:
         """Take note of messages that were handed out."""
-        self.waiting = max(0, self.waiting - count)
+        left = self.waiting - count
+        self.waiting = left if left > 0 else 0  # once for each message: a call would be dear
 
     def opened(self, size: int) -> None:
         """Take note of bytes that wait no longer."""

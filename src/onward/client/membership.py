@@ -233,6 +233,14 @@ class Membership:
             self.took(batch.granted)
         return None
 
+    def open_next(self) -> bool:
+        """Open what came first of what waits, for who takes one by one; False: nothing waits."""
+        batch = self.take_batch()
+        if batch is None:
+            return False
+        self.rest.extend(batch.messages())
+        return True
+
     async def catch_up(self) -> None:
         """Wait until what the broker has sent by now is here; not for long, if it is far or busy.
 

@@ -182,11 +182,17 @@ class Settling:
         return waiting.future
 
     def ack_together(self, batch: DeliveryBatch, told: Told) -> list[Delivery]:
-        """Return a list for messages of a batch: what is in it when the turn ends is done."""
+        """Return a list for messages of a batch: what is in it when the next turn ends is done.
+
+        A turn later than other outcomes, for which somebody waits: what the program publishes when
+        a message is done is sent then too, and the broker writes both with one commit.
+        """
         together = Together(batch, told)
         self._together.append(together)
         if not self._is_due:
-            self._flush_soon()
+            self._is_due = True
+            self._quiet.clear()
+            self._loop.call_soon(self._loop.call_soon, self._flush_turn)
         return together.deliveries
 
     def _add_ack(self, waiting: Waiting) -> None:

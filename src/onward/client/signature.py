@@ -60,6 +60,11 @@ class Signature:
         body = None if self._convert is None else self.convert(delivery)
         return self._bound(delivery, body)
 
+    @property
+    def is_body_alone(self) -> bool:
+        """Tell whether the function takes the body and nothing else, as its first argument."""
+        return self._positional == [False] and not self._named
+
     def batch_arguments(
         self, deliveries: Sequence[Message], bodies: list[object]
     ) -> tuple[list[object], dict[str, object]]:

@@ -117,12 +117,21 @@ def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, st
             return plain(*positional, **named)
         return invoke(positional, named)
 
+    convert = work.signature.convert
+
+    def call_with_body(delivery: Delivery) -> Awaitable[object]:
+        assert plain is not None
+        try:
+            return plain(convert(delivery))
+        except Unconvertible as error:
+            return refuse(error)
+
     async def call_batch(deliveries: Deliveries) -> object:
         kept: Deliveries = []
         bodies: list[object] = []
         for delivery in deliveries:
             try:
-                bodies.append(work.signature.convert(delivery))
+                bodies.append(convert(delivery))
             except Unconvertible as error:
                 rejected(delivery, str(error))
             else:
@@ -131,7 +140,11 @@ def caller(work: Work, threads: Threads | None, rejected: Callable[[Delivery, st
             return None
         return await invoke(*work.signature.batch_arguments(kept, bodies))
 
-    return call_one if work.batch is None else call_batch
+    if work.batch is not None:
+        return call_batch
+    # What most functions are, without the lists that arguments in general need.
+    is_simple = plain is not None and work.signature.is_body_alone
+    return call_with_body if is_simple else call_one
 
 
 def chain(middleware: Sequence[Middleware], call: Call) -> Call:

@@ -46,6 +46,7 @@ class WorkRun:
     """One function at work."""
 
     _calls: asyncio.TaskGroup
+    _loop: asyncio.AbstractEventLoop
     _context: Context
     """What every call sees: that of the run, with all that its start has set."""
 
@@ -79,7 +80,8 @@ class WorkRun:
         consumer = self.work.consume(self._client)
         self._context = copy_context()
         # A factory may begin tasks at once: each call would stand on the stack of the one before.
-        self._may_go_on = asyncio.get_running_loop().get_task_factory() is None
+        self._loop = asyncio.get_running_loop()
+        self._may_go_on = self._loop.get_task_factory() is None
         try:
             async with AsyncExitStack() as membership:
                 if await self._join(membership, consumer):
@@ -250,7 +252,8 @@ class WorkRun:
         At once and not by who takes messages: he would come to it turns of the loop later.
         """
         following = None
-        task = asyncio.current_task()
+        # Told its loop: to find out which one runs is a system call in older Pythons.
+        task = asyncio.current_task(self._loop)
         is_cancelled = task is not None and task.cancelling() > 0
         is_allowed = self._may_go_on and self.work.batch is None and not is_cancelled
         if is_allowed and self.slots.may_go_on:

@@ -623,6 +623,24 @@ async def test_acks_that_are_under_way_are_answered_before_a_member_leaves() -> 
         assert (await client.group("g")).backlog == 0
 
 
+async def test_take_now_opens_what_has_arrived_since_until_it_is_told_to_stop() -> None:
+    async with calling() as (client, _, _), client.consume("orders", group="g") as consumer:
+        await client.publish("orders", "0")
+        found = await consumer.take()
+        assert consumer.take_now() is None
+        for number in (1, 2):
+            await client.publish("orders", str(number))
+        await until(lambda: consumer._membership.waiting_count == 2)
+        while (delivery := consumer.take_now()) is not None:
+            found.append(delivery)
+        assert [delivery.offset for delivery in found] == [0, 1, 2]
+        await client.publish("orders", "3")
+        await until(lambda: consumer._membership.waiting_count == 1)
+        consumer.stop()
+        assert consumer.take_now() is None
+        await asyncio.gather(*(delivery.ack() for delivery in found))
+
+
 async def test_a_consumer_that_stops_takes_nothing_more_but_can_finish_what_it_has() -> None:
     async with calling() as (client, cable, _):
         await client.publish_many("orders", [b"%d" % number for number in range(10)])
