@@ -1,10 +1,10 @@
 """jobs: 64 handlers that work for 1 ms each, one ack per message, while others publish.
 
-One program publishes (64 tasks that each await a durable publish, at most 1,000 jobs ahead) and
+One program publishes (64 tasks that each await a durable publish, 500 to 1,000 jobs ahead) and
 handles what comes; the figure is the jobs handled per second. Each system at its best: 64 handlers
 work at a time, and an answer is awaited after that, outside of the 64.
 
-    onward      an App with concurrency=64: return = ack, durable
+    onward      an App with concurrency=64: return = ack, durable; the App publishes as well
     redis-py    XADD, XREADGROUP COUNT 64 and one XACK per job; acks and publishes share pipelines;
                 with its own parser and with hiredis, the better counts
     postgresql  a table with SKIP LOCKED, through asyncpg. Two ways to write it, the better counts:
@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -50,31 +49,39 @@ class System(Protocol):
         """Handle jobs until it is over: at most 64 at a time do their work; ack each."""
 
 
-@dataclass
 class Load:
     """What is published and handled. It ends by being over: a cancelled client may hang."""
 
-    handled: int = 0
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AHEAD_MAX))
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self) -> None:
+        self.handled = 0
+        self.over = asyncio.Event()
+        self._ahead = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     async def work(self) -> None:
         """Do one job."""
         await asyncio.sleep(WORK_S)
         self.handled += 1
-        self.room.release()
+        self._ahead -= 1
+        if self._ahead == AHEAD_MAX // 2:
+            self._has_room.set()
 
     async def publish_on(self, publish: Callable[[], Awaitable[object]]) -> None:
         """Publish one job after another, not too far ahead."""
         while not self.over.is_set():
-            await self.room.acquire()
-            await publish()
+            if self._ahead >= AHEAD_MAX:
+                # Until half of it is done: a wait for each job would cost more than the job.
+                self._has_room.clear()
+                await self._has_room.wait()
+            else:
+                self._ahead += 1
+                await publish()
 
     def end(self) -> None:
         """Let everybody come to an end."""
         self.over.set()
-        for _ in range(PUBLISHERS):
-            self.room.release()
+        self._has_room.set()
 
 
 Opened = Callable[[Server], AbstractAsyncContextManager[System]]
@@ -164,31 +171,32 @@ async def each_in_a_slot(
 
 
 class _OnwardSystem:
-    def __init__(self, server: Server, mq: onward.Client) -> None:
-        self._address = f"127.0.0.1:{server.port}"
-        self._mq = mq
+    def __init__(self, address: str) -> None:
+        self._app = onward.App(address)
+        self._has_begun = asyncio.Event()
+        self._app.on_start(self._has_begun.set)
 
     async def publish(self) -> object:
-        return await self._mq.publish(STREAM, BODY, durability="disk")
+        if not self._has_begun.is_set():
+            await self._has_begun.wait()
+        return await self._app.mq.publish(STREAM, BODY, durability="disk")
 
     async def consume(self, load: Load) -> None:
-        app = onward.App(self._address)
         work = load.work
 
-        @app.consumer(STREAM, group=GROUP, concurrency=HANDLERS)
+        @self._app.consumer(STREAM, group=GROUP, concurrency=HANDLERS)
         async def handle(body: bytes) -> None:
             await work()
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(app.run(signals=False))
+            group.create_task(self._app.run(signals=False))
             await load.over.wait()
-            app.stop()
+            self._app.stop()
 
 
 @asynccontextmanager
 async def _onward(server: Server) -> AsyncIterator[System]:
-    async with onward.connect(f"127.0.0.1:{server.port}") as mq:
-        yield _OnwardSystem(server, mq)
+    yield _OnwardSystem(f"127.0.0.1:{server.port}")
 
 
 # --- redis -------------------------------------------------------------------------------------

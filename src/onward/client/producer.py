@@ -121,10 +121,11 @@ class OpenBatch:
         if self.calls is not None:
             self._settle_scheduled(self.calls, offset, event_id, durability)
             return
-        topic = self.topic
+        topic, new_tuple = self.topic, tuple.__new__
         for future in self.futures:
             if not future.done():
-                future.set_result(Receipt(topic, offset, event_id, durability))
+                # Without the constructor, which costs twice as much: there is one per message.
+                future.set_result(new_tuple(Receipt, (topic, offset, event_id, durability)))
             offset += 1
 
     def _settle_scheduled(
