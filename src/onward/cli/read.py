@@ -3,7 +3,7 @@
     text   offset, time, key, body on one line; what could act on a terminal is made visible
     json   one object per line; a body that is not UTF-8 as `body_base64`
     body   one body per line; made visible on a terminal, the very bytes in a pipe
-    raw    the very bytes of the bodies, with nothing between them
+    raw    the very bytes of the bodies, with nothing between them; never on a terminal
 
 Output is flushed after every batch, so a pipe sees messages when they come.
 """
@@ -59,7 +59,13 @@ def command(
 
     Example:  onward read orders --from 10m --follow
     """
-    write = _WRITERS["json" if as_json else form]
+    form = "json" if as_json else form
+    if form == "raw" and sys.stdout.isatty():
+        raise click.UsageError(
+            "raw bytes could act on this terminal: send them into a file or a pipe, or use "
+            "--format body"
+        )
+    write = _WRITERS[form]
     left = count
     with connect() as mq:
         reader = mq.read(topic, start=start, after_event_id=after_event, follow=follow)

@@ -20,6 +20,7 @@ from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.errors import (
     Corruption,
+    NotConnected,
     OnwardError,
     Overloaded,
     ProtocolError,
@@ -191,7 +192,13 @@ class Reader:
             return
         link.lost.add_done_callback(self._wake)
         try:
-            await self._arrived.wait()
+            # Who follows waits for what is not published yet; all else the broker has already.
+            async with asyncio.timeout(None if self._follow else self._timeout_s) as limit:
+                await self._arrived.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise NotConnected(f"no answer in time for a read of topic {self._topic!r}") from None
         finally:
             link.lost.remove_done_callback(self._wake)
 

@@ -277,3 +277,23 @@ def test_headers_that_are_no_base64_are_refused(onward: Onward):
     done = onward("publish", "marked", "--json-lines", given=line)
     assert done.returncode == 1
     assert b"line 1: headers_base64 'a' is not base64" in done.stderr
+
+
+def test_raw_bytes_are_refused_on_a_terminal_and_nowhere_else(address: str, tmp_path: Path):
+    program = [sys.executable, "-c", "from onward.cli import main; main()"]
+    publish = [*program, "publish", "raw", "--address", address, "\x1b]0;title\x07"]
+    read = [*program, "read", "raw", "--format", "raw", "--address", address]
+    subprocess.run(publish, check=True, capture_output=True, cwd=tmp_path)
+    ours, terminal = os.openpty()
+    try:
+        shown = subprocess.run(
+            read, stdout=terminal, stderr=subprocess.PIPE, check=False, cwd=tmp_path
+        )
+        assert shown.returncode == 2
+        assert b"raw bytes could act on this terminal" in shown.stderr
+        assert not select.select([ours], [], [], 0)[0], "something was written to the terminal"
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    piped = subprocess.run(read, capture_output=True, check=True, cwd=tmp_path)
+    assert piped.stdout == b"\x1b]0;title\x07"

@@ -86,6 +86,12 @@ class Cable:
     def plug(self) -> None:
         self.is_plugged = True
 
+    def freeze(self) -> None:
+        """Let the broker hear nothing more, as one whose process was stopped."""
+        for session in self.broker.sessions:
+            assert session._transport is not None
+            session._transport.pause_reading()
+
 
 def settings_with(
     *, server: dict[str, Any] | None = None, topics: dict[str, Any] | None = None

@@ -196,6 +196,21 @@ async def test_a_deadline_that_passes_is_an_error_of_ours() -> None:
             [message async for message in client.read("orders")]
 
 
+async def test_a_read_of_a_broker_that_is_silent_ends_at_the_deadline_and_a_follower_waits() -> (
+    None
+):
+    async with calling(timeout_s=0.2) as (client, cable, _):
+        await client.publish("orders", b"a")
+        cable.freeze()
+        with pytest.raises(NotConnected, match="no answer in time for a read of topic 'orders'"):
+            [message async for message in client.read("orders")]
+        with pytest.raises(NotConnected):
+            await client.find("orders", text="a")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                [message async for message in client.read("orders", follow=True)]
+
+
 async def test_what_only_asks_is_asked_again_when_the_connection_was_lost() -> None:
     async with calling() as (client, cable, _):
         await client.publish("orders", b"a")
