@@ -32,7 +32,8 @@ from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.client.sync_calls import SyncGroupCalls, SyncPipelineCalls, SyncScheduleCalls
-from onward.client.sync_consumer import SyncConsumer, SyncDelivery
+from onward.client.sync_consumer import SyncConsumer
+from onward.client.sync_delivery import Calls, SyncDelivery
 from onward.client.sync_reader import SyncReader
 from onward.client.sync_schedule import (
     SyncScheduledBatchReceipt,
@@ -89,7 +90,8 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
     ) -> None:  # fmt: skip
         """Be a facade of the client that `make` makes, or of one that somebody keeps open."""
         self._make = make
-        self._lock = threading.Lock()
+        # A signal handler may stop a consumer while its thread is in here.
+        self._lock = threading.RLock()
         self._loop = loop
         self._thread: threading.Thread | None = None
         self._client = client
@@ -132,7 +134,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         if self._is_forked:
             # Thread, loop and connection are those of the parent, which goes on with them.
             self._client = self._loop = self._thread = None
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
         elif self._client is not None and self._thread is not None:
             try:
                 self._run(self._client.close(drain=drain))
@@ -240,7 +242,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         async def make() -> Consumer:
             return self._open().consume(topics, group=group, **options)
 
-        return SyncConsumer(self._run(make()), self._run)
+        return SyncConsumer(self._run(make()), self._calls)
 
     def fetch(
         self,
@@ -252,7 +254,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
     ) -> list[SyncDelivery]:
         """Take up to `n` messages; wait a while for the first. The membership is kept for more."""
         found = self._run(self._open().fetch(topics, group=group, n=n, wait=wait))
-        return [SyncDelivery.of(delivery, self._run) for delivery in found]
+        return [SyncDelivery.of(delivery, self._calls) for delivery in found]
 
     # --- topics ------------------------------------------------------------------------------
 
@@ -326,6 +328,10 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         if self._client is None:
             raise NotConnected("this client is not open: use 'with connect_sync(...) as mq'")
         return self._client
+
+    @property
+    def _calls(self) -> Calls:
+        return Calls(self._run, self._submit)
 
     @property
     def _is_forked(self) -> bool:

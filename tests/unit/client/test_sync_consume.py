@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from onward import connect_sync
-from onward.client.group_calls import GroupCalls
 from onward.client.sync import SyncClient
-from onward.errors import InvalidRequest, LeaseLost, NotConnected, UnknownGroup
+from onward.errors import Conflict, InvalidRequest, LeaseLost, NotConnected, UnknownGroup
 
 WAIT_S = 60
 
@@ -137,11 +137,6 @@ def test_a_thread_that_consumes_is_told_when_another_closes() -> None:
     assert ended in (["left"], ["told"])
 
 
-def test_every_call_about_groups_exists_without_async() -> None:
-    asynchronous = {name for name in dir(GroupCalls) if not name.startswith("_")}
-    assert asynchronous <= set(dir(SyncClient))
-
-
 def test_calls_about_groups_return_what_the_asynchronous_ones_do() -> None:
     with connect_sync("memory:") as mq:
         mq.publish_many("orders", [b"a", b"b", b"c"])
@@ -180,3 +175,154 @@ def test_what_is_wrong_with_a_consumer_is_said_where_it_is_made() -> None:
             mq.consume([], group="billing")
         with pytest.raises(InvalidRequest):
             mq.consume("orders", group="billing", credit=0)
+
+
+def test_a_consumer_says_what_the_broker_told_it_at_its_join() -> None:
+    with connect_sync("memory:") as mq:
+        first = mq.consume("reports", group="printer", mode="exclusive", lease="1m", member="ann")
+        second = mq.consume(["reports"], group="printer", retry="ladder")
+        assert (first.mode, first.lease_ms, first.retry_limit, first.is_joined) == ("", 0, 0, False)
+        first.join()
+        second.join()
+        assert (first.group, first.topics, first.member) == ("printer", ("reports",), "ann")
+        assert (first.mode, first.lease_ms) == ("exclusive", 60_000)
+        assert first.retry_limit == mq.group("printer").retry.limit
+        assert (first.at_most_once, first.is_joined) == (False, True)
+        assert (first.is_standby, second.is_standby) == (False, True)
+        first.close()
+        assert not first.is_joined
+
+
+def test_joining_says_why_that_is_not_possible() -> None:
+    with connect_sync("memory:") as mq:
+        mq.consume("reports", group="printer", mode="exclusive").join()
+        late = mq.consume("reports", group="printer", refuse=True)
+        with pytest.raises(Conflict):
+            late.join()
+
+
+def test_another_thread_stops_a_loop_and_what_was_taken_can_still_be_settled() -> None:
+    with connect_sync("memory:") as mq, ThreadPoolExecutor(1) as threads:
+        mq.publish("orders", "a")
+        taken, stopped = threading.Event(), threading.Event()
+        consumer = mq.consume("orders", group="billing")
+
+        def work() -> list[str]:
+            seen = []
+            for delivery in consumer:
+                taken.set()
+                assert stopped.wait(WAIT_S)
+                seen.append((delivery, delivery.text))
+            assert [delivery.is_settled for delivery, _ in seen] == [False]
+            for delivery, _ in seen:
+                delivery.ack()
+            consumer.close()
+            return [text for _, text in seen]
+
+        ended = threads.submit(work)
+        assert taken.wait(WAIT_S)
+        mq.publish_many("orders", ["b", "c"])
+        consumer.stop()
+        stopped.set()
+        assert ended.result(WAIT_S) == ["a"]
+        assert mq.group("billing").backlog == 2
+        with pytest.raises(InvalidRequest, match="closed"):
+            consumer.join()
+
+
+def test_a_thread_that_waits_for_messages_is_woken_by_stop() -> None:
+    with connect_sync("memory:") as mq, ThreadPoolExecutor(1) as threads:
+        mq.create_topic("orders")
+        with mq.consume("orders", group="billing") as consumer:
+            waiting = threads.submit(consumer.take, 10)
+            consumer.stop()
+            assert waiting.result(WAIT_S) == []
+            assert consumer.fetch(wait="1m") == []
+            with pytest.raises(InvalidRequest, match="stopped"):
+                consumer.join()
+
+
+def test_a_signal_handler_may_stop_the_consumer_of_its_own_thread() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", ["a", "b"])
+        with mq.consume("orders", group="billing", credit=1) as consumer:
+            before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+            try:
+                seen = []
+                for delivery in consumer:
+                    with mq._lock:  # where a thread is when it gives work to the client
+                        signal.raise_signal(signal.SIGUSR1)
+                    seen.append(delivery.text)
+                    delivery.ack()
+                assert seen == ["a"]
+            finally:
+                signal.signal(signal.SIGUSR1, before)
+
+
+def test_stopping_after_the_client_is_closed_is_no_error() -> None:
+    mq = connect_sync("memory:")
+    mq.open()
+    consumer = mq.consume("orders", group="billing")
+    mq.close()
+    consumer.stop()
+    consumer.close()
+
+
+def test_messages_at_hand_are_taken_without_waiting() -> None:
+    with connect_sync("memory:") as mq, mq.consume("orders", group="billing") as consumer:
+        mq.publish_many("orders", ["a", "b", "c"])
+        found = consumer.take(1)
+        while (delivery := consumer.take_now()) is not None:
+            found.append(delivery)
+        assert [one.text for one in found] == ["a", "b", "c"]
+        found[0].batch.ack()
+        assert [one.is_settled for one in found] == [True, True, True]
+        with pytest.raises(InvalidRequest):
+            consumer.take(0)
+
+
+def test_acks_without_waiting_are_futures_that_any_thread_may_wait_for() -> None:
+    with connect_sync("memory:") as mq, ThreadPoolExecutor(4) as threads:
+        mq.publish_many("orders", [str(number) for number in range(100)])
+        deliveries = mq.fetch("orders", group="billing", n=100, wait="60s")
+        futures = list(threads.map(lambda one: one.ack_soon(), deliveries))
+        assert all(isinstance(future, Future) for future in futures)
+        assert [future.result(WAIT_S) for future in futures] == [None] * len(deliveries)
+        assert all(delivery.is_settled for delivery in deliveries)
+        assert mq.group("billing").backlog == 100 - len(deliveries)
+        with pytest.raises(LeaseLost, match="settled already"):
+            deliveries[0].ack_soon().result(WAIT_S)
+
+
+def test_an_ack_without_waiting_is_durable_before_the_consumer_has_left() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish("orders", "a")
+        for delivery in mq.consume("orders", group="billing"):
+            future = delivery.ack_soon()
+            break
+        assert future.result(0) is None
+        assert mq.group("billing").backlog == 0
+
+
+def test_a_batch_says_whose_it_is_and_is_acked_without_waiting() -> None:
+    with connect_sync("memory:") as mq:
+        mq.publish_many("orders", ["a", "b"])
+        for batch in mq.consume("orders", group="billing", member="ann").batches():
+            assert (batch.group, batch.member, batch.is_lost) == ("billing", "ann", False)
+            assert batch.lease > 0
+            assert "orders" in repr(batch)
+            assert batch.ack_soon().result(WAIT_S) is None
+            break
+        assert mq.group("billing").backlog == 0
+
+
+def test_what_is_known_of_a_delivery_is_still_known_after_the_client() -> None:
+    mq = connect_sync("memory:")
+    mq.open()
+    mq.publish_many("orders", ["a", "b"])
+    done, left = mq.fetch("orders", group="billing", n=2, wait="60s")
+    done.ack()
+    mq.close()
+    assert (done.is_settled, left.is_lost) == (True, True)
+    with pytest.raises(NotConnected):
+        left.ack_soon()
