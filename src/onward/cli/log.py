@@ -28,10 +28,10 @@ from onward.cli.params import confirm
 from onward.cli.read import as_line, as_record
 from onward.durations import format_instant
 from onward.errors import Corruption, UnknownTopic
-from onward.log.check import Check, SegmentReport
+from onward.log.check import Check, Ending, SegmentReport
 from onward.log.checkpoint import read_checkpoints
 from onward.log.disk import OsDisk
-from onward.log.inspect import Damage, Walk, lock_folder, require_log
+from onward.log.inspect import Damage, Lost, Walk, lock_folder, require_log
 from onward.log.repair import losses, needs_repair, reopen, repair, require_repairable
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch, messages_of
 from onward.message.entry import Entry, Kind
@@ -113,7 +113,7 @@ def dump(
                 continue
             for step in walk.steps(one):
                 if isinstance(step, Damage):
-                    dumping.print_damage(step)
+                    dumping.print_damage(step, is_missing=one is walk.missing)
                 elif step[0].index >= from_index:
                     dumping.print_entry(*step, only=topic)
             one.close()
@@ -124,7 +124,9 @@ def dump(
 @_folder_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option(
-    "--accept-loss", is_flag=True, help="Replace damaged entries by gaps: what was there is lost."
+    "--accept-loss",
+    is_flag=True,
+    help="Replace what is damaged or missing by gaps: what was there is lost.",
 )
 @click.pass_context
 def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool) -> None:
@@ -138,14 +140,15 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
         if not needs_repair(found):
             print_line("nothing to repair")
             return
-        _show(found, topic_names(disk, folder) | found.names, as_json=False)
+        names = topic_names(disk, folder) | found.names
+        _show(found, names, as_json=False)
         lost = bool(losses(found) or found.missing)
         require_repairable(found)
+        _say_endings(found.endings, names)
         if lost and not accept_loss:
             print_line("with --accept-loss what is damaged is replaced by gaps, and lost for good")
-        verb = "repair and give up what is damaged" if lost and accept_loss else "repair"
         sys.stdout.flush()
-        confirm(f"{verb} {folder}?", yes=yes)
+        confirm(_question(found, lost=lost and accept_loss), yes=yes)
         for sentence in repair(disk, found, accept_loss=accept_loss):
             print_line(sentence)
     if lost and not accept_loss:
@@ -155,6 +158,27 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
         )
         ctx.exit(ExitCode.CORRUPTION)
     _verify(disk, folder)
+
+
+def _question(found: Check, *, lost: bool) -> str:
+    if not lost:
+        return f"repair {found.folder}?"
+    if not found.endings:
+        return f"repair {found.folder} and give up what is damaged?"
+    last_index = found.endings[0].last_index
+    return f"repair {found.folder}, give up what is damaged, and end the log at index {last_index}?"
+
+
+def _say_endings(endings: list[Ending], names: dict[int, str]) -> None:
+    """Say what giving up the end of a log costs: more than what was in it."""
+    for ending in endings:
+        print_line(
+            f"{ending.name} was the newest segment: without it the log ends at index "
+            f"{ending.last_index}. Whatever came after that is lost, and its offsets and event ids "
+            f"are given again to other messages: restore the file from a copy if there is one"
+        )
+        for line in _offsets(ending.lost, names):
+            print_line(line)
 
 
 def _verify(disk: OsDisk, folder: str) -> None:
@@ -214,9 +238,10 @@ def _show(found: Check, names: dict[int, str], *, as_json: bool) -> None:
         for report in found.reports
     ]
     print_rows(rows, columns=_COLUMNS)
-    for damage in found.damages:
-        for line in _describe(damage, names):
-            print_line(line)
+    for report in found.reports:
+        for damage in report.damages:
+            for line in _describe(damage, names, is_missing=report.is_missing):
+                print_line(line)
     nameless = sorted(found.topics - names.keys())
     if nameless and losses(found):
         print_line(
@@ -228,12 +253,14 @@ def _show(found: Check, names: dict[int, str], *, as_json: bool) -> None:
 
 
 def _state(report: SegmentReport) -> str:
+    if report.is_missing:
+        return "missing"
     if report.is_damaged:
         return "damaged"
     return "torn tail" if report.damages else "ok"
 
 
-def _describe(damage: Damage, names: dict[int, str]) -> Iterator[str]:
+def _describe(damage: Damage, names: dict[int, str], *, is_missing: bool = False) -> Iterator[str]:
     place = f"{damage.path.rsplit('/', 1)[-1]}: bytes {damage.position} to {damage.end}"
     if damage.kind == "torn":
         yield f"{place} were never confirmed; the next start saves them aside and cuts them"
@@ -242,8 +269,12 @@ def _describe(damage: Damage, names: dict[int, str]) -> Iterator[str]:
     else:
         last = damage.next_index - 1
         span = f"entry {last}" if damage.entries == 1 else f"entries {damage.first_index} to {last}"
-        yield f"{place} are damaged; lost: {span}"
-    for lost in damage.lost:
+        yield f"{place} are {'missing' if is_missing else 'damaged'}; lost: {span}"
+    yield from _offsets(damage.lost, names)
+
+
+def _offsets(given: list[Lost], names: dict[int, str]) -> Iterator[str]:
+    for lost in given:
         name = names.get(lost.topic, f"number {lost.topic}")
         yield f"    topic {name}: offsets {lost.first_offset} to {lost.end_offset - 1}"
 
@@ -286,12 +317,12 @@ class _Dumping:
         for message in messages:
             sys.stdout.write(f"    {as_line(message)}\n")
 
-    def print_damage(self, damage: Damage) -> None:
+    def print_damage(self, damage: Damage, *, is_missing: bool) -> None:
         """Print where entries should be and are not."""
         if self._as_json:
             print_json({"damage": asdict(damage)})
             return
-        for line in _describe(damage, self._names):
+        for line in _describe(damage, self._names, is_missing=is_missing):
             print_line(line)
 
     def _messages(self, entry: Entry, body: memoryview, name: str) -> Iterator[Message]:

@@ -6,7 +6,8 @@
     checkpoint    readable, and true where it stands in the log
     segments      all there that an index file or the newest checkpoint knows
 
-A torn tail and an index file that is not there are not damage: the next start mends them.
+Whatever a start of the broker would refuse is found, and more: a start does not read everything. A
+torn tail and an index file that is not there are not damage: the next start mends them.
 """
 
 from __future__ import annotations
@@ -43,17 +44,34 @@ class SegmentReport:
 
     path: str
     first_index: int
+    size: int = 0
+    """How long the file is."""
     bytes: int = 0
+    """How far it was made sense of."""
     entries: int = 0
     messages: int = 0
     gaps: int = 0
     index: IndexState = "open"
     damages: list[Damage] = field(default_factory=list)
+    is_missing: bool = False
+    """Whether there is no such file, though the newest checkpoint stands in it."""
 
     @property
     def is_damaged(self) -> bool:
         """Tell whether something durable is wrong; a torn tail and a missing index are not."""
-        return self.index == "wrong" or any(d.kind != "torn" for d in self.damages)
+        is_wrong = self.is_missing or self.index == "wrong"
+        return is_wrong or any(d.kind != "torn" for d in self.damages)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A newest segment that is missing or cut short: where the log would end without it."""
+
+    name: str
+    last_index: int
+    """The last index that would be known; whatever came after it would be given again."""
+    lost: list[Lost]
+    """The offsets after it that its index file knows, if there is one."""
 
 
 class Check:
@@ -81,16 +99,28 @@ class Check:
 
     @property
     def beyond_repair(self) -> list[str]:
-        """Return the missing segments for which no gap can stand.
+        """Return the missing segments that cannot be given up.
 
-        After the end of what is there offsets would be given twice, and only a checkpoint knows
-        what came before its beginning.
+        Only a checkpoint knows what came before the beginning of what is there.
         """
-        names = [segment.path.rsplit("/", 1)[-1] for segment in self.walk.segments]
-        if not names:
-            return self.missing
-        is_known = self.walk.checkpoint is not None
-        return [one for one in self.missing if one > names[-1] or not (is_known or one > names[0])]
+        if self.walk.checkpoint is not None:
+            return []
+        names = [_name(segment.path) for segment in self.walk.segments]
+        return [one for one in self.missing if not names or one < names[0]]
+
+    @property
+    def endings(self) -> list[Ending]:
+        """Return what is missing at the end, after a run: nothing tells how far it reached."""
+        if not self.walk.segments:
+            return []
+        newest = self.walk.segments[-1]
+        mark = self.walk.mark_in(newest)
+        found: list[Ending] = []
+        if mark and (newest is self.walk.missing or self.reports[-1].size < mark.position):
+            found.append(Ending(_name(newest.path), mark.last_index, []))
+        end = self.walk.next_index - 1
+        later = [name for name in self.missing if name > _name(newest.path)]
+        return found + [Ending(name, end, self._rows_known(name)) for name in later]
 
     @property
     def bytes(self) -> int:
@@ -146,7 +176,10 @@ class Check:
                 )
 
     def _check_segment(self, segment: Segment, advance: Callable[[int], None]) -> SegmentReport:
-        report = SegmentReport(segment.path, segment.first_index)
+        is_missing = segment is self.walk.missing
+        report = SegmentReport(
+            segment.path, segment.first_index, segment.file.size(), is_missing=is_missing
+        )
         files = self._index_files(segment, report)
         told = 0
         for step in self.walk.steps(segment):
@@ -212,7 +245,7 @@ class Check:
         else:
             report.index = "missing"
         names = set(self._disk.list_folder(self.folder))
-        if not paths or any(path.rsplit("/", 1)[-1] not in names for path in paths):
+        if not paths or any(_name(path) not in names for path in paths):
             return []
         try:
             files = [RowsFile.open(self._disk, path) for path in paths]
@@ -222,6 +255,17 @@ class Check:
         if report.index == "missing":
             report.index = "unchecked"
         return files
+
+    def _rows_known(self, name: str) -> list[Lost]:
+        """Return the offsets that the index file of a missing segment knows."""
+        path = f"{self.folder}/{name.removesuffix('.log')}.idx"
+        try:
+            file = RowsFile.open(self._disk, path)
+        except (OSError, ValueError):
+            return []
+        pieces = [map(Row._make, ROW.iter_unpack(piece)) for _, piece in file.pieces()]
+        with_messages = [[row for row in rows if row.count] for rows in pieces]
+        return [_span(rows) for rows in with_messages if rows]
 
     def _rows_match(self, segment: Segment, files: Sequence[RowsFile]) -> bool:
         """Compare files with the rows of the walk; runs know those below the checkpoint."""
@@ -290,8 +334,17 @@ def _lost_rows(files: Sequence[RowsFile], damage: Damage) -> list[Lost]:
     for file in files:
         for _, piece in file.pieces():
             rows = map(Row._make, ROW.iter_unpack(piece))
-            inside = [r for r in rows if damage.position <= r.position < damage.end and r.count]
+            # By index: of a file that was cut short the bytes do not reach as far as the loss.
+            first, end = damage.first_index - file.first_index, damage.next_index - file.first_index
+            inside = [row for row in rows if first <= row.index_delta < end and row.count]
             if inside:
-                first, last = inside[0], inside[-1]
-                lost.append(Lost(first.topic, first.base_offset, last.end_offset))
+                lost.append(_span(inside))
     return lost
+
+
+def _span(rows: Sequence[Row]) -> Lost:
+    return Lost(rows[0].topic, rows[0].base_offset, rows[-1].end_offset)
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

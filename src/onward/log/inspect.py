@@ -8,6 +8,7 @@ breaks, it says what it found instead, and goes on behind it:
     torn       the end of the last segment, never confirmed: the next start saves and cuts it
 
 These are the answers of `recovery`, for the whole log and not only for what a start reads again.
+A segment that is missing, though the newest checkpoint stands in it, is walked like an empty one.
 `check` adds what is beside the entries, `repair` mends. Nothing here writes.
 """
 
@@ -19,8 +20,16 @@ from typing import Literal
 
 from onward.errors import InvalidRequest, Unavailable
 from onward.log.checkpoint import Checkpoint, checkpoint_names, read_checkpoints
-from onward.log.disk import Disk, FolderLocked, Unlock
-from onward.log.recovery import find_entries, list_segments, scan, used_bytes
+from onward.log.disk import Disk, File, FolderLocked, Unlock
+from onward.log.memory_disk import MemoryDisk
+from onward.log.recovery import (
+    find_entries,
+    is_needed,
+    list_segments,
+    scan,
+    unused_segments,
+    used_bytes,
+)
 from onward.log.segment import Segment
 from onward.message.entry import HEADER_BYTES, Entry, Kind, decode_gap, encode_gap, read_header
 
@@ -87,18 +96,29 @@ def require_log(disk: Disk, folder: str) -> None:
         raise InvalidRequest(f"there is no log in {folder!r}")
 
 
+class MissingSegment(Segment):
+    """A segment that is not there; it is read as if it were empty."""
+
+    @property
+    def file(self) -> File:
+        """Return a file without bytes."""
+        return MemoryDisk().open("empty", create=True)
+
+
 class Walk:
     """Goes over the entries of a log, from the segment that holds `from_index`."""
 
     def __init__(self, disk: Disk, folder: str, *, from_index: int = 0) -> None:
+        # The checkpoint first: a broker may be at work, and its newest segment only comes later.
+        newest = next(iter(read_checkpoints(disk, folder)), None)
         segments = list_segments(disk, folder)
-        firsts = {segment.first_index for segment in segments}
-        found = read_checkpoints(disk, folder)
-        self.checkpoint: Checkpoint | None = next((c for c in found if c.segment in firsts), None)
+        self.checkpoint = self._usable(newest, segments)
+        self.missing = self._missing(disk, folder, segments)
+        """The segment in which the newest checkpoint stands, when it is not there."""
+        if self.missing is not None:
+            segments = sorted([*segments, self.missing], key=lambda one: one.first_index)
         self._used_bytes = {s.first_index: used_bytes(s) for s in segments}
-        self.segments = [
-            s for s in segments if self._is_marked(s) or self._used_bytes[s.first_index]
-        ]
+        self.segments = self._used(segments, disk.list_folder(folder))
         while len(self.segments) > 1 and self.segments[1].first_index <= from_index:
             self.segments.pop(0)
         self.next_index = self.segments[0].first_index if self.segments else 1
@@ -106,6 +126,23 @@ class Walk:
         self.is_mark_true = self.checkpoint is None
         """Whether the log was what the checkpoint says, where it says so."""
         self._term = self._time_ms = 0
+
+    def _usable(self, newest: Checkpoint | None, segments: list[Segment]) -> Checkpoint | None:
+        if newest is None or is_needed(newest):
+            return newest
+        return newest if newest.segment in {one.first_index for one in segments} else None
+
+    def _missing(self, disk: Disk, folder: str, segments: list[Segment]) -> MissingSegment | None:
+        if self.checkpoint is None or any(map(self._is_marked, segments)):
+            return None
+        return MissingSegment(disk, folder, first_index=self.checkpoint.segment)
+
+    def _used(self, segments: list[Segment], names: list[str]) -> list[Segment]:
+        """Return the segments that hold something, or should: the same rules as in `recovery`."""
+        unused = unused_segments(segments, names)
+        if len(segments) > 1 and not self._used_bytes[segments[-1].first_index]:
+            unused.append(segments[-1])
+        return [one for one in segments if self._is_marked(one) or one not in unused]
 
     def steps(self, segment: Segment) -> Iterator[Step]:
         """Walk over one segment; the segments must be walked in their order."""
@@ -116,9 +153,9 @@ class Walk:
         position = 0
         mark = self.mark_in(segment)
         marked_at = mark.position if mark else -1
+        if position == marked_at:
+            self._compare_mark()
         while True:
-            if position == marked_at:
-                self._compare_mark()
             for entry, body in scan(segment, position):
                 if entry.index >= limit or not self._fits(entry):
                     break
@@ -132,7 +169,11 @@ class Walk:
                 return
             yield damage
             self.next_index, self.last_crc = damage.next_index, damage.last_crc
+            # Behind a gap without bytes it is where it was, and the checkpoint was compared.
+            is_new = position < damage.end == marked_at
             position = damage.end
+            if is_new:
+                self._compare_mark()
 
     def mark_in(self, segment: Segment) -> Checkpoint | None:
         """Return the checkpoint when it stands in this segment: all before it was durable."""

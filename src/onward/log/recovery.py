@@ -112,27 +112,21 @@ class _Opening:
         What has an index file was used: if it is empty now, it is damaged, and its readers are
         told.
         """
-        sealed = self._sealed_paths()
-        kept: list[Segment] = []
-        for segment in segments:
-            is_between = bool(kept) and segment is not segments[-1]
-            if is_between and segment.path not in sealed and used_bytes(segment) == 0:
-                self.disk.remove(segment.path)
-            else:
-                kept.append(segment)
-        return kept
-
-    def _sealed_paths(self) -> set[str]:
-        """Return the paths of all segments with an index file; each of them must be there."""
         names = self.disk.list_folder(self.folder)
-        sealed = {f"{self.folder}/{name[:-4]}.log" for name in names if name.endswith(".idx")}
+        self._require_sealed(names)
+        unused = unused_segments(segments, names)
+        for segment in unused:
+            self.disk.remove(segment.path)
+        return [segment for segment in segments if segment not in unused]
+
+    def _require_sealed(self, names: list[str]) -> None:
+        """Raise when a segment that has an index file is not there."""
         missing = missing_segments(names)
         if missing:
             raise Corruption(
                 f"{self.folder}/{missing[0]} is missing, but its index file is there; nothing will "
                 f"be served: restore it from a copy, or run 'onward log check {self.folder}'"
             )
-        return sealed
 
     def _remove_leftovers(self) -> None:
         for name in self.disk.list_folder(self.folder):
@@ -155,7 +149,8 @@ class _Opening:
                 raise Corruption(
                     f"{self.folder}/{segment_name(checkpoint.segment)} is missing, but a "
                     f"checkpoint knows what it held, up to index {checkpoint.last_index}; "
-                    f"nothing will be served: restore it from a copy"
+                    f"nothing will be served: restore it from a copy, or run 'onward log check "
+                    f"{self.folder}'"
                 )
         if segments and segments[0].first_index != 1:
             raise Corruption(
@@ -195,6 +190,8 @@ class _Opening:
     def _rebuild(self, segment: Segment) -> RowsFile:
         """Build the index file of a sealed segment again."""
         size, index = segment.bytes, segment.next_index
+        # What it has to reach is not where it is: an empty file holds none of its entries.
+        segment.next_index = segment.first_index
         end = 0
         for entry, body in scan(segment, 0):
             _take(segment, entry, body)
@@ -333,6 +330,16 @@ def missing_segments(names: Iterable[str]) -> list[str]:
     there = set(names)
     sealed = {f"{name[:-4]}.log" for name in there if name.endswith(".idx")}
     return sorted(sealed - there)
+
+
+def unused_segments(segments: list[Segment], names: Iterable[str]) -> list[Segment]:
+    """Return the files that a roll created and never used: between others, empty, not sealed."""
+    there = set(names)
+    return [
+        segment
+        for segment in segments[1:-1]
+        if segment.index_path.rsplit("/", 1)[-1] not in there and used_bytes(segment) == 0
+    ]
 
 
 def is_needed(checkpoint: Checkpoint) -> bool:

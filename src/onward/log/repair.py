@@ -3,7 +3,8 @@
     without loss   index files that are wrong or missing are built again; bytes after the last
                    entry of a full segment, and a torn tail, are cut; a damaged checkpoint is put
                    away when the log can be opened without it
-    with loss      a damaged stretch becomes one gap entry of the same length, in its place
+    with loss      a damaged stretch becomes one gap entry of the same length, in its place; a
+                   newest segment that is missing is begun again, or the log ends before it
 
 A gap keeps the indexes dense, the chain of checksums whole, and every position where it was, so
 that index rows and checkpoints behind it stay true. Whatever is interrupted can be run again.
@@ -49,7 +50,7 @@ def require_repairable(check: Check) -> None:
     if check.beyond_repair:
         raise Corruption(
             f"{', '.join(check.beyond_repair)} cannot be brought back, and no gap can stand for "
-            f"it: restore it from a copy; an index file of no segment can be moved away"
+            f"it, because no checkpoint tells what came before: restore it from a copy"
         )
 
 
@@ -60,10 +61,16 @@ def repair(disk: Disk, check: Check, *, accept_loss: bool) -> list[str]:
     Nothing is touched when a segment is missing without which the log cannot be opened.
     """
     require_repairable(check)
+    if accept_loss and check.walk.missing is not None:
+        # An empty one is as damaged as none, as far as anything was known of it: should this end
+        # here, a start refuses it as before.
+        disk.open(check.walk.missing.path, create=True).close()
+        disk.sync_folder(check.folder)
     done: list[str] = []
     for report in check.reports:
         done += _repair_segment(disk, check.folder, report, accept_loss=accept_loss)
     if accept_loss:
+        done += _put_endings_away(disk, check)
         _remove_orphans(disk, check)
         done += [f"given up: {name}, which is missing" for name in check.missing]
     for name in check.bad_checkpoints:
@@ -101,12 +108,12 @@ def _repair_segment(
     # From the end: a cut must not take what a gap before it still refers to.
     for damage in reversed(report.damages):
         if damage.kind != "damaged" or accept_loss:
-            aside = _save_aside(disk, folder, damage)
+            aside = "" if report.is_missing else _save_aside(disk, folder, damage)
             verb = "replaced by a gap" if damage.kind == "damaged" else "cut"
             _mend(disk, damage)
             done.append(
-                f"{verb}: bytes {damage.position} to {damage.end} of {_name(report.path)}, saved "
-                f"as {aside}"
+                f"{verb}: bytes {damage.position} to {damage.end} of {_name(report.path)}"
+                + (f", saved as {aside}" if aside else "")
             )
     if losses_of(report) and not accept_loss:
         return done
@@ -124,6 +131,22 @@ def _remove_rows(disk: Disk, folder: str, report: SegmentReport) -> None:
     for name in disk.list_folder(folder):
         if name.startswith(prefix):
             disk.remove(f"{folder}/{name}")
+
+
+def _put_endings_away(disk: Disk, check: Check) -> list[str]:
+    """Keep what is known of segments after the end, under names that claim nothing."""
+    done: list[str] = []
+    for ending in check.endings:
+        name = ending.name.removesuffix(".log") + ".idx"
+        if ending.name != _missing_name(check) and name in disk.list_folder(check.folder):
+            aside = _free_name(disk, check.folder, f"{name}.broken")
+            disk.rename(f"{check.folder}/{name}", f"{check.folder}/{aside}")
+            done.append(f"put {name} away as {aside}")
+    return done
+
+
+def _missing_name(check: Check) -> str:
+    return "" if check.walk.missing is None else _name(check.walk.missing.path)
 
 
 def _remove_orphans(disk: Disk, check: Check) -> None:

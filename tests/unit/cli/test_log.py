@@ -27,6 +27,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def small(folder: Path) -> Settings:
+    log = LogSettings(folder=str(folder), preallocate_bytes=0, segment_bytes_max=65_536)
+    return Settings(log=log)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A log of one segment, as a broker leaves it that was stopped in order."""
+    path = tmp_path / "stopped"
+    with onward.connect_sync(f"file:{path}", settings=small(path)) as mq:
+        mq.publish_many("orders", [f"order {number}" for number in range(10)])
+    return path
+
+
 def damage(folder: Path, position: int) -> None:
     (segment,) = folder.glob("*.log")
     with segment.open("r+b") as file:
@@ -135,11 +149,44 @@ def test_a_missing_segment_is_damage_and_never_nothing_to_repair(folder: Path, c
     (folder / "00000000000000000099.idx").touch()
     assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
     assert "00000000000000000099.log is missing" in capsys.readouterr().out
-    for options in ([], ["--accept-loss"]):
-        assert run(["log", "repair", str(folder), "--yes", *options]) == ExitCode.CORRUPTION
-        said = capsys.readouterr()
-        assert "nothing to repair" not in said.out
-        assert "restore it from a copy" in said.err
+    assert run(["log", "repair", str(folder), "--yes"]) == ExitCode.CORRUPTION
+    said = capsys.readouterr().out
+    assert "nothing to repair" not in said
+    assert "offsets and event ids are given again" in said
+    assert (folder / "00000000000000000099.idx").exists()
+
+
+def test_a_missing_newest_segment_is_given_up_when_what_that_costs_is_accepted(
+    stopped: Path, capsys: Captured
+):
+    (stopped / "00000000000000000001.log").unlink()
+    before = sorted(stopped.iterdir())
+    assert run(["log", "check", str(stopped)]) == ExitCode.CORRUPTION
+    said = capsys.readouterr().out
+    assert "missing, but the newest checkpoint knows what it held" in said
+    assert "topic orders: offsets 0 to 9" in said
+    assert run(["log", "repair", str(stopped), "--yes"]) == ExitCode.CORRUPTION
+    assert "00000000000000000001.log was the newest segment" in capsys.readouterr().out
+    assert sorted(stopped.iterdir()) == before
+    assert run(["log", "repair", str(stopped), "--accept-loss"]) == ExitCode.USAGE
+    assert sorted(stopped.iterdir()) == before
+    assert run(["log", "repair", str(stopped), "--accept-loss", "--yes"]) == ExitCode.OK
+    assert "given up: 00000000000000000001.log, which is missing" in capsys.readouterr().out
+    assert run(["log", "check", str(stopped)]) == ExitCode.OK
+    with onward.connect_sync(f"file:{stopped}") as mq:
+        assert mq.publish("orders", "new").offset == 10
+        assert [(m.offset, m.text) for m in mq.read("orders")] == [(10, "new")]
+
+
+def test_a_first_segment_of_no_bytes_is_damage(folder: Path, capsys: Captured):
+    with onward.connect_sync(f"file:{folder}", settings=small(folder)) as mq:
+        mq.publish_many("orders", ["x" * 100] * 1000)
+        mq.publish("orders", "last")
+    first, *rest = sorted(folder.glob("*.log"))
+    assert rest
+    first.write_bytes(b"")
+    assert run(["log", "check", str(folder)]) == ExitCode.CORRUPTION
+    assert "topic orders: offsets 0 to 9" in capsys.readouterr().out
 
 
 def test_a_folder_in_use_is_checked_only_when_that_is_wanted(folder: Path, capsys: Captured):

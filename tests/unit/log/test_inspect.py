@@ -1,6 +1,6 @@
 """Check, walk and repair: damage is found wherever it is, and repaired only by what it costs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -352,7 +352,7 @@ def test_a_missing_first_segment_is_found_and_can_be_given_up_beside_a_checkpoin
     assert folder.indexes() == []
 
 
-def test_a_missing_newest_segment_is_found_and_nothing_stands_for_it():
+def test_a_missing_newest_segment_is_given_up_only_with_consent():
     folder = make(checkpoint_at=30)
     folder.disk.remove(folder.paths[-1])
     with pytest.raises(Corruption, match=f"{folder.names[-1]} is missing"):
@@ -360,10 +360,66 @@ def test_a_missing_newest_segment_is_found_and_nothing_stands_for_it():
     check = folder.check()
     assert check.is_damaged
     assert f"{folder.names[-1]} is missing, but the newest checkpoint" in check.problems[0]
+    assert check.reports[-1].is_missing
+    (damage,) = check.damages
+    assert (damage.first_index, damage.next_index, damage.has_rows) == (28, 31, True)
+    assert damage.lost == [Lost(1, 56, 60), Lost(2, 52, 60)]
+    assert [(one.name, one.last_index) for one in check.endings] == [(folder.names[-1], 30)]
     before = folder.disk.list_folder(FOLDER)
-    with pytest.raises(Corruption, match=f"{folder.names[-1]} cannot be brought back"):
-        folder.repair()
+    assert repair(folder.disk, check, accept_loss=False) == []
     assert folder.disk.list_folder(FOLDER) == before
+
+
+def test_after_a_missing_newest_segment_the_log_goes_on_where_its_checkpoint_was():
+    folder = make(checkpoint_at=30)
+    folder.disk.remove(folder.paths[-1])
+    done = folder.repair()
+    assert f"given up: {folder.names[-1]}, which is missing" in done
+    assert not needs_repair(folder.check())
+    assert folder.indexes() == []
+    assert reopen(folder.disk, FOLDER) == 31
+    walked = [step[0] for step in walk(folder) if not isinstance(step, Damage)]
+    assert [entry.index for entry in walked] == list(range(1, 29))
+    assert walked[-1].kind == Kind.GAP
+
+
+def test_a_newest_segment_that_was_just_begun_is_given_up_as_an_empty_one():
+    folder = make(27, checkpoint_at=27)
+    begun = Checkpoint(27, folder.entries[-1][1].crc, 0, 0, 28, 0, [], b"")
+    write_checkpoint(folder.disk, FOLDER, begun)
+    with pytest.raises(Corruption, match=r"0028\.log is missing"):
+        folder.indexes()
+    check = folder.check()
+    assert (check.is_damaged, check.damages) == (True, [])
+    assert [one.last_index for one in check.endings] == [27]
+    folder.repair()
+    assert not needs_repair(folder.check())
+    assert reopen(folder.disk, FOLDER) == 28
+
+
+def test_a_newest_segment_that_was_cut_below_its_checkpoint_ends_the_log_there():
+    folder = make(checkpoint_at=30)
+    folder.cut(folder.paths[-1], 100)
+    assert [one.last_index for one in folder.check().endings] == [30]
+    intact = make(checkpoint_at=30)
+    intact.flip(30)
+    assert intact.check().endings == []
+
+
+def test_an_index_file_after_the_end_is_put_away_and_tells_what_is_given_again():
+    folder = make(checkpoint_at=12)
+    for path in folder.paths[2:]:
+        folder.disk.remove(path)
+    with pytest.raises(Corruption, match=f"{folder.names[2]} is missing"):
+        folder.indexes()
+    (ending,) = folder.check().endings
+    assert (ending.name, ending.last_index) == (folder.names[2], 18)
+    assert ending.lost == [Lost(1, 36, 56), Lost(2, 36, 52)]
+    aside = folder.names[2].replace(".log", ".idx.broken")
+    assert f"put {aside.removesuffix('.broken')} away as {aside}" in folder.repair()
+    assert aside in folder.disk.list_folder(FOLDER)
+    assert not needs_repair(folder.check())
+    assert folder.indexes() == list(range(13, 19))
 
 
 def test_an_index_file_of_no_segment_is_found():
@@ -371,10 +427,103 @@ def test_an_index_file_of_no_segment_is_found():
     folder.disk.open(f"{FOLDER}/00000000000000000099.idx", create=True)
     with pytest.raises(Corruption, match=r"0099\.log is missing"):
         folder.indexes()
+    check = folder.check()
+    assert check.problems == ["00000000000000000099.log is missing, but its index file is there"]
+    assert [(one.last_index, one.lost) for one in check.endings] == [(30, [])]
+    folder.repair()
+    assert not needs_repair(folder.check())
+    assert folder.indexes() == []
+
+
+def test_a_first_segment_without_bytes_is_found_and_never_taken_for_an_unused_one():
+    for checkpoint_at in (0, 12, 30):
+        for empty in (0, 1_800):
+            folder = make(checkpoint_at=checkpoint_at)
+            folder.cut(folder.paths[0], 0)
+            folder.cut(folder.paths[0], empty)
+            check = folder.check()
+            assert check.is_damaged
+            (damage,) = check.damages
+            assert (damage.first_index, damage.next_index) == (1, 10)
+            assert damage.lost == [Lost(1, 0, 20), Lost(2, 0, 16)]
+
+
+def test_a_start_does_not_build_an_index_of_nothing_for_a_segment_without_bytes():
+    folder = make(checkpoint_at=30, seal=False)
+    folder.cut(folder.paths[0], 0)
+    with pytest.raises(Corruption, match=f"{folder.names[0]} is damaged at byte 0"):
+        folder.indexes()
+
+
+def test_a_log_of_one_empty_segment_that_is_not_the_first_needs_a_checkpoint():
+    folder = make()
+    for path in folder.paths[:-1]:
+        folder.disk.remove(path)
+        folder.disk.remove(path.replace(".log", ".idx"))
+    folder.cut(folder.paths[-1], 0)
+    with pytest.raises(Corruption, match="no valid checkpoint"):
+        folder.indexes()
     (problem,) = folder.check().problems
-    assert problem == "00000000000000000099.log is missing, but its index file is there"
-    with pytest.raises(Corruption, match="can be moved away"):
+    assert "restore a checkpoint file" in problem
+
+
+def remove(folder: Folder, path: str) -> None:
+    folder.disk.remove(path)
+
+
+def remove_with_index(folder: Folder, path: str) -> None:
+    folder.disk.remove(path)
+    remove_index(folder, path)
+
+
+def empty(folder: Folder, path: str) -> None:
+    folder.cut(path, 0)
+
+
+def empty_without_index(folder: Folder, path: str) -> None:
+    folder.cut(path, 0)
+    remove_index(folder, path)
+
+
+def fill_with_zeros(folder: Folder, path: str) -> None:
+    folder.write(path, 0, bytes(folder.disk.open(path).size()))
+
+
+def halve(folder: Folder, path: str) -> None:
+    folder.cut(path, folder.disk.open(path).size() // 2 + 3)
+
+
+def remove_index(folder: Folder, path: str) -> None:
+    index = path.replace(".log", ".idx")
+    if index.removeprefix(f"{FOLDER}/") in folder.disk.list_folder(FOLDER):
+        folder.disk.remove(index)
+
+
+HARMS = [remove, remove_with_index, empty, empty_without_index, fill_with_zeros, halve]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("segment", range(4))
+@pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
+@pytest.mark.parametrize("checkpoint_at", [0, 1, 12, 25, 30])
+def test_what_a_start_refuses_a_check_finds_and_a_repair_mends_if_anything_can(
+    checkpoint_at: int, *, seal: bool, segment: int, harm: Callable[[Folder, str], None]
+):
+    started, folder = (make(checkpoint_at=checkpoint_at, seal=seal) for _ in range(2))
+    harm(started, started.paths[segment])
+    harm(folder, folder.paths[segment])
+    try:
+        started.indexes()
+    except Corruption:
+        assert folder.check().is_damaged
+    try:
         folder.repair()
+    except Corruption:
+        # Nobody knows what came before the beginning.
+        assert (checkpoint_at, segment, harm in (remove, remove_with_index)) == (0, 0, True)
+    else:
+        assert not folder.check().is_damaged
+        assert folder.indexes() is not None
 
 
 def test_the_index_file_of_a_damaged_segment_is_not_called_missing():
