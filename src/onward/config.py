@@ -8,7 +8,9 @@ The later one wins:
 
 What can be set is listed in settings.py. A name with the unit `_ms` is read as a duration ("10m"),
 one with `bytes` in it as a size ("64MiB"). A name that does not exist is an error that suggests
-the nearest one, never a value that is ignored. Secrets are in no text that this module makes.
+the nearest one, never a value that is ignored. Settings that a program makes by itself are held to
+the same limits by `check`, before a broker starts with them. Secrets are in no text that this
+module makes.
 """
 
 import ipaddress
@@ -85,8 +87,22 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         >>> SETTINGS["log.segment_bytes_max"].parse("64MiB")
         67108864
         """
+        return self._convert(self._read(raw), raw)
+
+    def check(self, value: object) -> None:
+        """Refuse a value that a program gave if it is of another kind, or out of range.
+
+        >>> SETTINGS["server.port"].check(7701)
+        """
+        if self.name == "auth.tokens":
+            _check_tokens(value)
+        else:
+            # Text with a unit is for people: a program gives the number that the name says.
+            self._convert(value if isinstance(value, str) else self._read(value), value)
+
+    def _convert(self, value: object, raw: object) -> object:
         try:
-            return msgspec.convert(self._read(raw), type=self.kind, strict=True)
+            return msgspec.convert(value, type=self.kind, strict=True)
         except msgspec.ValidationError as error:
             # Whatever was wrong with a token, its text must not reach a screen or a log.
             shown = "" if self.name == "auth.tokens" else f"{raw!r}: "
@@ -193,13 +209,20 @@ def find_file(*, named: str | None, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in FILE_PLACES if place.is_file()), None)
 
 
-def check(settings: Settings) -> None:
-    """Refuse settings that are right one by one and wrong together.
+def check(settings: Settings, *, listens: bool = True) -> None:
+    """Refuse settings that are wrong one by one, or together.
+
+    They may be from a program, so nothing is taken for granted. A broker inside a program does not
+    listen, so nobody can reach it.
 
     >>> check(Settings())
+    >>> check(Settings(server=ServerSettings(port=70_000)))
+    Traceback (most recent call last):
+    onward.errors.InvalidRequest: server.port (program): 70000: expected int <= 65535
     """
+    _check_each(settings)
     server, topics = settings.server, settings.topics
-    if not settings.auth.tokens and not is_loopback(server.host):
+    if listens and not settings.auth.tokens and not is_loopback(server.host):
         raise InvalidRequest(
             f"server.host {server.host!r} can be reached from other machines, and auth.tokens is "
             "empty: set auth.tokens, or listen on 127.0.0.1"
@@ -208,6 +231,25 @@ def check(settings: Settings) -> None:
         raise InvalidRequest("topics.message_bytes_max is larger than topics.batch_bytes_max")
     if topics.batch_bytes_max > server.inflight_bytes_max:
         raise InvalidRequest("topics.batch_bytes_max is larger than server.inflight_bytes_max")
+
+
+def _check_each(settings: object) -> None:
+    if not isinstance(settings, Settings):
+        raise InvalidRequest(
+            f"settings are onward.settings.Settings, not {type(settings).__name__}"
+        )
+    for table in TABLES:
+        given, wanted = getattr(settings, table), type(getattr(_DEFAULTS, table))
+        if not isinstance(given, wanted):
+            raise InvalidRequest(
+                f"{table} (program): expected {wanted.__name__}, got {type(given).__name__}"
+            )
+    for setting in SETTINGS.values():
+        try:
+            setting.check(getattr(getattr(settings, setting.table), setting.key))
+        except InvalidRequest as error:
+            source = settings.sources.get(setting.name, "program")
+            raise InvalidRequest(f"{setting.name} ({source}): {error}") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -304,9 +346,17 @@ def _read_tokens(raw: object) -> tuple[Token, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("a list of 'name:secret' is expected")
     tokens = tuple(Token(name, secret) for name, _, secret in (t.partition(":") for t in texts))
-    # The text itself is not repeated in the error: it may be a secret without a name.
+    _check_tokens(tokens)
+    return tokens
+
+
+def _check_tokens(tokens: object) -> None:
+    if not isinstance(tokens, tuple) or not all(isinstance(token, Token) for token in tokens):
+        raise InvalidRequest("a tuple of Token(name, secret) is expected")
+    if not all(isinstance(text, str) for token in tokens for text in (token.name, token.secret)):
+        raise InvalidRequest("the name and the secret of a token are text")
+    # What was given is not repeated in the error: it may be a secret without a name.
     if not all(token.name and token.secret for token in tokens):
         raise InvalidRequest("each token is written 'name:secret'")
     if len({token.name for token in tokens}) < len(tokens):
         raise InvalidRequest("two tokens have the same name")
-    return tokens

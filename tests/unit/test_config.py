@@ -1,12 +1,33 @@
 """Settings: one name in three places, no mistake is swallowed, no secret is shown."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from onward.config import OTHER_VARIABLES, SETTINGS, Setting, find_file, is_loopback, load, rows
+from onward import App, connect_sync
+from onward.broker.serve import serve
+from onward.config import (
+    OTHER_VARIABLES,
+    SETTINGS,
+    Setting,
+    check,
+    find_file,
+    is_loopback,
+    load,
+    rows,
+)
 from onward.errors import InvalidRequest
-from onward.settings import Settings, Token
+from onward.settings import (
+    AuthSettings,
+    LogSettings,
+    ServerSettings,
+    Settings,
+    Token,
+    TopicSettings,
+)
+from onward.testing.kit import kit
 
 EVERY = pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
 
@@ -138,6 +159,89 @@ def test_variables_that_are_not_settings_are_left_alone():
 def test_a_wrong_value_is_an_error_that_names_the_setting_and_its_source(name: str, raw: object):
     with pytest.raises(InvalidRequest, match=rf"^{name} \(flag --"):
         load(flags={name: raw})
+
+
+IN_A_PROGRAM = [
+    (Settings(server=ServerSettings(port=70_000)), "server.port (program): 70000: expected int <="),
+    (Settings(server=ServerSettings(port=True)), "server.port (program): True: expected int, got"),
+    (Settings(server=ServerSettings(port="1")), "server.port (program): '1': expected int, got"),  # type: ignore[arg-type]
+    (Settings(server=ServerSettings(host=7)), "server.host (program): 7: expected str, got int"),  # type: ignore[arg-type]
+    (Settings(log=LogSettings(folder="")), "log.folder (program): '': expected str of length >="),
+    (Settings(log=LogSettings(segment_bytes_max=2_000)), "log.segment_bytes_max (program): 2000: "),
+    (Settings(log=LogSettings(retention_ms="7d")), "log.retention_ms (program): '7d': expected"),  # type: ignore[arg-type]
+    (Settings(log=LogSettings(retention_ms=1.5)), "log.retention_ms (program): 1.5: expected"),  # type: ignore[arg-type]
+    (Settings(log=LogSettings(durability="hope")), "log.durability (program): 'hope': invalid"),  # type: ignore[arg-type]
+    (Settings(topics=TopicSettings(auto_create=3)), "topics.auto_create (program): 3: expected"),  # type: ignore[arg-type]
+    (Settings(topics=TopicSettings(message_bytes_max=17 << 20)), "larger than topics.batch_bytes"),
+    (Settings(auth=AuthSettings(tokens=["ann:s3cret"])), "auth.tokens (program): a tuple of Token"),  # type: ignore[arg-type]
+    (Settings(auth=AuthSettings(tokens=(Token("ann", ""),))), "auth.tokens (program): each token"),
+    (Settings(auth=AuthSettings(tokens=(Token(7, "s3cret"),))), "auth.tokens (program): the name"),  # type: ignore[arg-type]
+    (Settings(auth=AuthSettings(tokens=(Token("a", "b"),) * 2)), "two tokens have the same name"),
+    (Settings(log=None), "log (program): expected LogSettings, got NoneType"),  # type: ignore[arg-type]
+    ({"log": {}}, "settings are onward.settings.Settings, not dict"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), IN_A_PROGRAM, ids=[said for _, said in IN_A_PROGRAM])
+def test_settings_of_a_program_are_refused_like_those_of_a_file(
+    settings: Settings, said: str, tmp_path: Path
+):
+    folder = tmp_path / "log"
+    starts: list[Callable[[], object]] = [
+        lambda: check(settings),
+        lambda: serve(settings),
+        lambda: connect_sync("memory:", settings=settings).open(),
+        lambda: connect_sync(f"file:{folder}", settings=settings).open(),
+        app_on(f"file:{folder}", settings).main,
+        lambda: kit(App(), settings=settings),
+    ]
+    for start in starts:
+        with pytest.raises(InvalidRequest) as caught:
+            start()
+        assert said in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+    assert not folder.exists()
+
+
+def app_on(address: str, settings: Settings) -> App:
+    app = App(address, settings=settings)
+    app.consumer("orders", group="billing")(lambda body: None)
+    return app
+
+
+@pytest.mark.parametrize("wrong", [-1, None, 10**40, [1], {}], ids=repr)
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"auth.tokens"}))
+def test_a_wrong_value_is_the_same_error_in_a_program_and_elsewhere(name: str, wrong: object):
+    setting = SETTINGS[name]
+    table = structs.replace(getattr(Settings(), setting.table), **{setting.key: wrong})
+    given = structs.replace(Settings(), **{setting.table: table})
+    elsewhere = error_of(lambda: load(flags={name: wrong}))
+    assert error_of(lambda: check(given)) == elsewhere.replace(f"flag {setting.flag}", "program")
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+def test_a_value_that_was_loaded_and_is_wrong_now_names_where_it_came_from():
+    settings = load(flags={"server.port": 7})
+    wrong = structs.replace(settings, server=structs.replace(settings.server, port=-1))
+    with pytest.raises(
+        InvalidRequest, match=r"^server\.port \(flag --server\.port\): -1: expected"
+    ):
+        check(wrong)
+
+
+def test_a_broker_inside_a_program_listens_nowhere_and_needs_no_tokens_for_that():
+    open_to_all = Settings(server=ServerSettings(host="0.0.0.0"))
+    with connect_sync("memory:", settings=open_to_all) as mq:
+        assert mq.publish("orders", "a").offset == 0
+    with pytest.raises(InvalidRequest, match=r"set auth\.tokens"):
+        serve(open_to_all)
 
 
 @pytest.mark.parametrize("text", ["port = ", "\x00", "[server"])

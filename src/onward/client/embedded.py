@@ -16,6 +16,7 @@ from onward.broker.broker import Broker
 from onward.client.address import Address
 from onward.client.link import Link
 from onward.client.pipe import connect_pipe
+from onward.config import check
 from onward.errors import NotConnected
 from onward.log.memory_disk import MemoryDisk
 from onward.settings import LogSettings, Settings
@@ -33,7 +34,12 @@ class Embedded:
 
     @classmethod
     async def open(cls, address: Address, *, settings: Settings | None = None) -> Embedded:
-        """Start the broker that `address` names, or join the one that runs."""
+        """Start the broker that `address` names, or join the one that runs.
+
+        Settings that no broker could start with are refused, also where one runs already.
+        """
+        if settings is not None:
+            check(settings, listens=False)
         key = (id(asyncio.get_running_loop()), address.place) if _is_shared(address) else None
         if key is not None and (running := cls._shared.get(key)) is not None:
             return running.join()

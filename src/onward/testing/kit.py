@@ -34,6 +34,7 @@ from onward.client.groups import DeadLetterDescription
 from onward.client.message_parts import Tags
 from onward.client.topics import Duration, duration_ms
 from onward.client.work import Work
+from onward.config import check
 from onward.delivery.trace import Trace, decode_row
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.payloads import Durability
@@ -310,6 +311,8 @@ class kit:  # noqa: N801  # it is used like a function
     """
 
     def __init__(self, app: App, *, settings: Settings | None = None) -> None:
+        if settings is not None:
+            check(settings, listens=False)
         self._app = app
         self._settings = settings or SETTINGS
         self._opened: AsyncExitStack | None = None
