@@ -8,6 +8,7 @@ bounded: a group may have 10,000 members and 1,000 topics.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -40,7 +41,6 @@ def describe_group(
         _describe_share(broker, share, leased=leases.count_in(name))
         for name, share in sorted(group.shares.items())
     ]
-    positions = list(group.positions.items())[:POSITIONS_MAX]
     return {
         "group": record.name,
         **{name: getattr(record, name) for name in SETTINGS},
@@ -51,7 +51,10 @@ def describe_group(
         "backlog": sum(share.backlog(_end_of(broker, share)) for share in group.shares.values()),
         "dead": sum(share.dead_count for share in group.shares.values()),
         "expired_leases": consuming.expired_of(record.name),
-        "positions": dict(positions),
+        "positions": {
+            member: {topic: position.offset for topic, position in place.items()}
+            for member, place in islice(group.positions.items(), POSITIONS_MAX)
+        },
         "held_by": broker.group_holds.holder_of(record.name),
     }
 

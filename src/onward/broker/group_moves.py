@@ -38,7 +38,7 @@ from onward.delivery.lease import Lease
 from onward.delivery.ranges import Range, Ranges, count_of, merged
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
-from onward.errors import Conflict, InvalidRequest, OnwardError, Overloaded
+from onward.errors import Conflict, InvalidRequest, OnwardError, Overloaded, TopicEnded
 from onward.message.names import check_group_name, check_member_name
 from onward.protocol.payloads import Start, decode_fields
 
@@ -113,6 +113,8 @@ class PositionSet(msgspec.Struct, frozen=True):
     member: str
     topic: str
     offset: Offset
+    number: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+    """Of the topic that this is a place in; 0: of that which has the name now."""
 
 
 class GroupMoves:
@@ -284,9 +286,14 @@ class GroupMoves:
         topic = find_topic(self._broker, group, wanted.topic)
         if group.record.mode != "broadcast":
             raise InvalidRequest(f"group {wanted.group!r} is not broadcast: it has one position")
+        if wanted.number not in (0, topic.number):
+            raise TopicEnded(f"topic {topic.name!r} has ended since it was read from last")
         if wanted.offset > topic.next_offset:
             raise outside(topic, wanted.offset)
-        row = self._row("moved", group, topic.name, offset=wanted.offset, member=wanted.member)
+        row = self._row(
+            "moved", group, topic.name, offset=wanted.offset, member=wanted.member,
+            number=topic.number,
+        )  # fmt: skip
         fields: dict[str, object] = {"offset": wanted.offset}
         self._broker.check_writable(even_when_full=True)
         move = Move(session, request_id, fields)
@@ -308,11 +315,12 @@ class GroupMoves:
             self._broker.consuming.record(rows, done)
 
     def _row(
-        self, did: str, group: Group, topic: str, *, offset: int = -1, member: str = ""
-    ) -> Trace:
+        self, did: str, group: Group, topic: str, *, offset: int = -1, member: str = "",
+        number: int = 0,
+    ) -> Trace:  # fmt: skip
         return Trace(
             did=did, at_ms=self._broker.clock.now_ms(), group=group.record.name, topic=topic,
-            offset=offset, member=member,
+            offset=offset, member=member, number=number,
         )  # fmt: skip
 
     def _rows(

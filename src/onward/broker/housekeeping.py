@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
+from onward.broker.broadcast import offsets_in
 from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
@@ -396,8 +397,7 @@ class Housekeeping:
         if group is None:
             return 0
         if group.record.mode == "broadcast":
-            return min((at[topic.name] for at in group.positions.values() if topic.name in at),
-                       default=0)  # fmt: skip
+            return min(offsets_in(group, topic), default=0)
         share = group.shares.get(topic.name)
         return 0 if share is None else share.cursor
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from onward.broker.broadcast import with_places
 from onward.broker.crew import Member
 from onward.broker.outcomes import Done
 from onward.delivery.group import Group
@@ -213,22 +214,16 @@ class Joining:
             joined_at_ms=self._broker.clock.now_ms(),
         )  # fmt: skip
         self._consuming.joined(member, credit=consume.credit)
-        session.send(Kind.REPLY, request_id, encode_json(self._welcome(member, group, consume)))
+        welcome = self._welcome(member, consume.topics)
+        if group.record.mode == "broadcast":
+            welcome = with_places(self._broker, group, welcome)
+        session.send(Kind.REPLY, request_id, encode_json(welcome))
 
-    def _welcome(self, member: Member, group: Group, consume: Consume) -> Joined:
-        record = group.record
-        positions: dict[str, int] = {}
-        if record.mode == "broadcast":
-            known = group.positions.get(member.name, {})
-            for name in consume.topics:
-                topic = self._broker.catalogue.find(name)
-                positions[name] = (
-                    known[name] if name in known else self._consuming.start_of(record, topic)
-                )
+    def _welcome(self, member: Member, topics: tuple[str, ...]) -> Joined:
+        record = member.crew.group.record
         return Joined(
-            member=member.name, mode=record.mode, lease_ms=record.lease_ms, topics=consume.topics,
+            member=member.name, mode=record.mode, lease_ms=record.lease_ms, topics=topics,
             state=member.state, at_most_once=record.at_most_once, retry_limit=record.retry.limit,
-            positions=positions,
         )  # fmt: skip
 
 

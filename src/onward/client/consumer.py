@@ -31,6 +31,7 @@ from onward.client.membership import Membership
 from onward.client.position import Place, PositionFile, PositionOnBroker
 from onward.client.topics import Duration, duration_ms
 from onward.clock import Clock
+from onward.delivery.position import Position
 from onward.errors import InvalidRequest
 from onward.protocol.deliveries import Consume, Joined
 
@@ -74,7 +75,7 @@ class Consumer:
             on_joined=self._on_joined, on_waiting=self._on_waiting, check_open=self._check_open,
         )  # fmt: skip
         self._following: Following | None = None
-        self._kept: dict[str, int] | None = None
+        self._kept: dict[str, Position] | None = None
         self._last: Joined | None = None
         self._is_stopped = False
         self._is_closed = False
@@ -457,7 +458,7 @@ class Consumer:
             self._membership.credit.is_off = True
             if self._following is None:
                 self._following = self._new_following(joined)
-            self._following.begin(link, joined.topics, joined.positions)
+            self._following.begin(link, joined)
 
     def _new_following(self, joined: Joined) -> Following:
         place: Place | None = self._position

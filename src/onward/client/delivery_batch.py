@@ -87,13 +87,14 @@ class DeliveryBatch:
 
     __slots__ = (
         "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused", "acking",
-        "count", "expires_at_ms", "granted", "grants", "held", "lease", "lease_ms", "lost", "topic",
+        "count", "expires_at_ms", "granted", "grants", "held", "lease", "lease_ms", "lost",
+        "number", "topic",
     )  # fmt: skip
 
     def __init__(
         self, settles: Settles, entries: Buffer, *, topic: str, grants: list[Grant], lease: int,
         lease_ms: int = 0, expires_at_ms: float = math.inf,
-        on_taken: Callable[[], None] | None = None,
+        on_taken: Callable[[], None] | None = None, number: int = 0,
     ) -> None:  # fmt: skip
         self._settles = settles
         self._entries = entries
@@ -103,6 +104,8 @@ class DeliveryBatch:
         self.acking: list[Delivery] | None = None
         """What was acked in this turn of the loop with `ack_one_soon`."""
         self.topic = topic
+        self.number = number
+        """Of the topic, where its name is not enough; 0: not known."""
         self.grants = grants
         self.lease = lease
         self.lease_ms = lease_ms
@@ -210,7 +213,7 @@ class DeliveryBatch:
         """Return a batch of these messages alone, for another attempt."""
         batch = DeliveryBatch(
             self._settles, b"", topic=self.topic, lease=self.lease, on_taken=on_taken,
-            grants=[(start, end, attempt) for start, end in ranges],
+            grants=[(start, end, attempt) for start, end in ranges], number=self.number,
         )  # fmt: skip
         batch._pieces = [
             piece._replace(start=low, end=high, attempt=attempt)

@@ -5,8 +5,11 @@
          └── connection lost: read on behind what has arrived
 
 There are no leases: what arrived stays good when the connection is lost. `open` is what has arrived
-and is not done; the position of a topic is where that begins. Positions are stored at most once a
-second, and at the end.
+and is not done; the position of a topic is where that begins. Positions are stored at first, at
+most once a second, and at the end: who has not got anything yet also goes on where it was.
+
+A topic that ended while the connection was lost, and whose name another one has, is not read on: in
+the new one we begin where a new member would.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from onward.client.delivery_batch import DeliveryBatch, Told, Verb, done, failed
 from onward.client.link import Link
 from onward.client.position import Place
 from onward.delivery.filter import Filter
+from onward.delivery.position import Position
 from onward.delivery.ranges import Range, Ranges, merged, ranges_of
 from onward.delivery.retry import RetryPolicy
 from onward.errors import (
@@ -34,6 +38,7 @@ from onward.errors import (
     from_wire,
 )
 from onward.message.entry import entry_heads
+from onward.protocol.deliveries import Joined
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import (
     Read,
@@ -64,18 +69,20 @@ class Settings(msgspec.Struct):
 class Stream:
     """How far one topic is."""
 
-    __slots__ = ("next_offset", "open", "request_id", "topic")
+    __slots__ = ("next_offset", "number", "open", "request_id", "topic")
 
-    def __init__(self, topic: str, *, next_offset: int) -> None:
+    def __init__(self, topic: str, *, number: int, next_offset: int) -> None:
         self.topic = topic
+        self.number = number
         self.open = Ranges()
         self.next_offset = next_offset
         self.request_id = 0
 
     @property
-    def position(self) -> int:
+    def position(self) -> Position:
         """The offset below which everything is done."""
-        return self.next_offset if self.open.first is None else self.open.first
+        offset = self.next_offset if self.open.first is None else self.open.first
+        return Position(offset, self.number)
 
 
 class Following:
@@ -83,7 +90,7 @@ class Following:
 
     def __init__(
         self, *, group: str, member: str,
-        place: Place | None, positions: Mapping[str, int], now_ms: Callable[[], int],
+        place: Place | None, positions: Mapping[str, Position], now_ms: Callable[[], int],
         push: Callable[[DeliveryBatch], None], finish: Callable[[OnwardError], None],
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
@@ -102,7 +109,7 @@ class Following:
         """What was acked one by one in this turn of the loop."""
         self._storing: asyncio.Future[None] | None = None
         self._store_timer: asyncio.TimerHandle | None = None
-        self._stored: dict[str, int] = {}
+        self._stored: dict[str, Position] = {}
         self._is_closed = False
         self.is_pausing = False
         """What is given back stays away: nobody takes it any more."""
@@ -111,19 +118,37 @@ class Following:
         self.is_lost = False
 
     @property
-    def positions(self) -> dict[str, int]:
-        """The offset of each topic below which everything is done."""
+    def positions(self) -> dict[str, Position]:
+        """How far each topic is."""
         return {stream.topic: stream.position for stream in self._streams.values()}
 
-    def begin(self, link: Link, topics: Sequence[str], positions: Mapping[str, int]) -> None:
-        """Read on over a new connection; `positions` is where the broker says to begin."""
+    def begin(self, link: Link, joined: Joined) -> None:
+        """Read on over a new connection; `joined` says where to begin with what is new to us."""
         self._link = link
-        self._credit_bytes = max(CREDIT_BYTES_MIN, CREDIT_BYTES // max(1, len(topics)))
-        for topic in topics:
-            if topic not in self._streams:
-                offset = self._kept.get(topic, positions.get(topic, 0))
-                self._streams[topic] = Stream(topic, next_offset=offset)
+        self._credit_bytes = max(CREDIT_BYTES_MIN, CREDIT_BYTES // max(1, len(joined.topics)))
+        for topic in joined.topics:
+            number = joined.numbers.get(topic, 0)
+            stream = self._streams.get(topic)
+            if stream is None or not stream.position.is_of(number):
+                offset = self._start_of(topic, number, joined.positions.get(topic, 0))
+                self._streams[topic] = Stream(topic, number=number, next_offset=offset)
         self._ask({"op": "group.describe", "group": self.group}, self._described)
+        if self._store_timer is None:
+            self._store()
+
+    def _start_of(self, topic: str, number: int, offset: int) -> int:
+        """Return where we begin with a topic: where we were in it, else at `offset`."""
+        stream, kept = self._streams.get(topic), self._kept.pop(topic, None)
+        was = kept if stream is None else stream.position
+        if was is None:
+            return offset
+        if was.is_of(number):
+            return was.offset
+        logger.warning(
+            "topic has ended, and another has its name: topic=%s group=%s member=%s was_at=%d "
+            "begins_at=%d", topic, self.group, self.member, was.offset, offset,
+        )  # fmt: skip
+        return offset
 
     async def close(self) -> None:
         """Store how far we are, and stop reading."""
@@ -178,8 +203,10 @@ class Following:
         if link is None or not link.is_open or self._is_closed:
             return
         stream.request_id = link.expect(partial(self._take, stream, link))
-        start = Start(offset=stream.next_offset)
-        read = Read(stream.topic, start, self._credit_bytes, follow=True)
+        read = Read(
+            stream.topic, Start(offset=stream.next_offset), self._credit_bytes, follow=True,
+            number=stream.number or msgspec.UNSET,
+        )  # fmt: skip
         link.send(Kind.READ, stream.request_id, encode_json(read))
 
     def _find_place(self, stream: Stream) -> None:
@@ -232,7 +259,7 @@ class Following:
         if ranges:
             stream.next_offset = ranges[-1][1]
         batch = DeliveryBatch(
-            self, entries, topic=stream.topic, lease=0, on_taken=give,
+            self, entries, topic=stream.topic, number=stream.number, lease=0, on_taken=give,
             grants=[(start, end, 1) for start, end in ranges],
         )  # fmt: skip
         stream.open.update(ranges)
@@ -267,7 +294,8 @@ class Following:
     def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
         """Move the position behind these ranges, when nothing before them is open."""
         stream = self._streams.get(batch.topic)
-        if stream is not None:
+        # What came from a topic that has ended says nothing of the one that has its name now.
+        if stream is not None and stream.number == batch.number:
             for start, end in ranges:
                 stream.open.remove(start, end)
             self._store_soon()

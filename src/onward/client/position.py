@@ -1,10 +1,12 @@
 """Where a member of a broadcast keeps how far it is: in a file of its own, or with its broker.
 
-    file     {"group": "prices", "positions": {"ticks": 71}}: written aside, synced, renamed
+    file     {"group": "prices", "positions": {"ticks": 71}, "numbers": {"ticks": 5}}: written
+             aside, synced, renamed; the numbers are those of the topics
     broker   under the member's name, by `position.set`
 
 A position is an offset below which everything is done. It is stored now and then, not with each
-ack: after a crash a member gets some messages again, and misses none.
+ack: after a crash a member gets some messages again, and misses none. It counts only in the topic
+that it was stored for, not in a later one of the same name.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 
 from onward.client.delivery_batch import fail, failed
 from onward.client.link import Link
+from onward.delivery.position import Position
 from onward.errors import Conflict, Corruption, InvalidRequest, NotConnected, OnwardError
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import decode_error, encode_json
@@ -29,13 +32,15 @@ FILE_BYTES_MAX = 1 << 20
 class Place(Protocol):
     """Where positions are kept."""
 
-    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+    def save(self, positions: Mapping[str, Position], link: Link) -> asyncio.Future[None]:
         """Store positions by topic; the future ends when that is done, or not possible."""
 
 
 class _Stored(msgspec.Struct):
     group: str
     positions: dict[str, int]
+    numbers: dict[str, int] = {}
+    """Of the topics; absent in files that were written before there were any."""
 
 
 class PositionFile:
@@ -46,9 +51,9 @@ class PositionFile:
     >>> place = PositionFile(Path(folder.name) / "ticks.json", group="prices")
     >>> place.load()
     {}
-    >>> place.write({"ticks": 71})
+    >>> place.write({"ticks": Position(71, number=5)})
     >>> place.load()
-    {'ticks': 71}
+    {'ticks': Position(offset=71, number=5)}
     >>> folder.cleanup()
     """
 
@@ -56,7 +61,7 @@ class PositionFile:
         self._path = Path(path)
         self._group = group
 
-    def load(self) -> dict[str, int]:
+    def load(self) -> dict[str, Position]:
         """Return what was stored; nothing when there is no file yet."""
         try:
             with self._path.open("rb") as file:
@@ -76,12 +81,19 @@ class PositionFile:
                 f"position file '{self._path}' belongs to group {stored.group!r}, "
                 f"not to {self._group!r}"
             )
-        return {topic: max(0, offset) for topic, offset in stored.positions.items()}
+        return {
+            topic: Position(max(0, offset), max(0, stored.numbers.get(topic, 0)))
+            for topic, offset in stored.positions.items()
+        }
 
-    def write(self, positions: Mapping[str, int]) -> None:
+    def write(self, positions: Mapping[str, Position]) -> None:
         """Store positions so that the old or the new ones survive whatever happens."""
         aside = self._path.with_name(f"{self._path.name}.new")
-        stored = _Stored(self._group, dict(positions))
+        stored = _Stored(
+            self._group,
+            {topic: position.offset for topic, position in positions.items()},
+            {topic: position.number for topic, position in positions.items() if position.number},
+        )
         with aside.open("wb") as file:
             file.write(msgspec.json.encode(stored))
             file.flush()
@@ -93,7 +105,7 @@ class PositionFile:
         finally:
             os.close(folder)
 
-    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+    def save(self, positions: Mapping[str, Position], link: Link) -> asyncio.Future[None]:
         """Write in a thread: a disk may be slow."""
         return asyncio.get_running_loop().run_in_executor(None, self.write, dict(positions))
 
@@ -105,15 +117,15 @@ class PositionOnBroker:
         self._group = group
         self._member = member
 
-    def save(self, positions: Mapping[str, int], link: Link) -> asyncio.Future[None]:
+    def save(self, positions: Mapping[str, Position], link: Link) -> asyncio.Future[None]:
         """Send one request for each topic."""
         if not link.is_open:
             return failed(NotConnected("the connection is lost"))
         storing = _Storing(link, len(positions))
-        for topic, offset in positions.items():
+        for topic, position in positions.items():
             request = {
                 "op": "position.set", "group": self._group, "member": self._member,
-                "topic": topic, "offset": offset,
+                "topic": topic, "offset": position.offset, "number": position.number,
             }  # fmt: skip
             link.send(Kind.REQUEST, storing.expect(), encode_json(request))
         return storing.done

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from onward.delivery.position import Position
 from onward.delivery.record import GroupRecord
 from onward.delivery.share import SavedShare, Share
 from onward.delivery.trace import Trace
@@ -27,6 +28,8 @@ class _SavedGroup(msgspec.Struct, frozen=True, array_like=True):
     record: GroupRecord
     shares: list[SavedShare]
     positions: dict[str, dict[str, int]]
+    numbers: dict[str, dict[str, int]] = {}
+    """Of the topics that positions are in; absent where it is not known."""
 
 
 class Group:
@@ -37,7 +40,8 @@ class Group:
     def __init__(self, record: GroupRecord) -> None:
         self.record = record
         self.shares: dict[str, Share] = {}
-        self.positions: dict[str, dict[str, int]] = {}
+        self.positions: dict[str, dict[str, Position]] = {}
+        """Of a broadcast: member to topic to where it is."""
 
     def apply(self, row: Trace) -> None:
         """Fold one row of this group; rows of topics it has not started with are ignored."""
@@ -45,7 +49,7 @@ class Group:
             if row.topic not in self.shares:
                 self.shares[row.topic] = Share(row.topic, start=max(0, row.offset))
         elif row.did == "moved":
-            self._move(row.member, row.topic, row.offset)
+            self._move(row.member, row.topic, Position(row.offset, row.number))
         elif share := self.shares.get(row.topic):
             share.apply(row)
 
@@ -63,10 +67,10 @@ class Group:
             if not place:
                 del self.positions[member]
 
-    def _move(self, member: str, topic: str, offset: int) -> None:
+    def _move(self, member: str, topic: str, position: Position) -> None:
         # Put at the end again: the first one is then the one that moved longest ago.
         place = self.positions.pop(member, {})
-        place[topic] = offset
+        place[topic] = position
         self.positions[member] = place
         while len(self.positions) > POSITIONS_MAX:
             del self.positions[next(iter(self.positions))]
@@ -152,7 +156,7 @@ class Groups:
         for row in rows:
             group = self.by_name[row.record.name] = Group(row.record)
             group.shares = {share.topic: Share.load(share) for share in row.shares}
-            group.positions = row.positions
+            group.positions = _positions(row)
             self._link(group)
 
     def _link(self, group: Group) -> None:
@@ -169,7 +173,24 @@ class Groups:
 
 def _saved(group: Group) -> _SavedGroup:
     shares = [share.save() for share in group.shares.values()]
-    return _SavedGroup(group.record, shares, group.positions)
+    offsets: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
+    for member, place in group.positions.items():
+        offsets[member] = {topic: position.offset for topic, position in place.items()}
+        known = {topic: position.number for topic, position in place.items() if position.number}
+        if known:
+            numbers[member] = known
+    return _SavedGroup(group.record, shares, offsets, numbers)
+
+
+def _positions(saved: _SavedGroup) -> dict[str, dict[str, Position]]:
+    found: dict[str, dict[str, Position]] = {}
+    for member, place in saved.positions.items():
+        numbers = saved.numbers.get(member, {})
+        found[member] = {
+            topic: Position(offset, numbers.get(topic, 0)) for topic, offset in place.items()
+        }
+    return found
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@
     replayed      what is finished of `ranges` is delivered again
     reset         all of the topic again, from `offset` on; what is before it is finished
     forked        the group is now a copy of the group `source`
-    moved         `member` of a broadcast group stands at `offset`
+    moved         `member` of a broadcast group stands at `offset` of the topic with this `number`
     cancelled     the scheduled messages `ranges` of `@schedule` will not fire (`cause`)
     published_by  `producer_id` is `pid` on `host`, called `client`
 
@@ -57,6 +57,8 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     took_ms: tuple[int, ...] = ()
     """One for each range: the slowest of it."""
     offset: int = -1
+    number: int = 0
+    """Of the topic, where its name is not enough; 0: not known."""
     source: str = ""
     producer_id: int = 0
     client: str = ""

@@ -73,6 +73,7 @@ class Joined(msgspec.Struct, frozen=True):
     at_most_once: bool = False
     retry_limit: Number = 0
     positions: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):

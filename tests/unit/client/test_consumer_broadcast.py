@@ -1,6 +1,7 @@
 """Members of a broadcast: each gets everything, and each knows how far it is."""
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def broadcast(client: Client, **options: object) -> Consumer:
 
 def names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
+
+
+def offsets_in(path: Path) -> dict[str, int]:
+    stored = PositionFile(path, group="prices").load()
+    return {topic: position.offset for topic, position in stored.items()}
 
 
 async def texts(consumer: Consumer, n: int) -> list[str]:
@@ -81,7 +87,9 @@ async def test_a_position_in_a_file_survives_the_member(tmp_path: Path) -> None:
             await client.publish_many("ticks", [str(number) for number in range(5)])
             for one in await fetch(consumer, 3):
                 await one.ack()
-        assert path.read_bytes() == b'{"group":"prices","positions":{"ticks":3}}'
+        number = (await client.topic("ticks")).number
+        stored = {"group": "prices", "positions": {"ticks": 3}, "numbers": {"ticks": number}}
+        assert json.loads(path.read_bytes()) == stored
         async with broadcast(client, position=path) as consumer:
             assert await texts(consumer, 2) == ["3", "4"]
         assert names_in(tmp_path) == ["position.json"]
@@ -93,8 +101,7 @@ async def test_a_position_is_stored_while_the_member_is_at_work(tmp_path: Path) 
         await client.publish_many("ticks", ["a", "b"])
         for one in await fetch(consumer, 2):
             await one.ack()
-        await until(path.exists)
-        assert PositionFile(path, group="prices").load() == {"ticks": 2}
+        await until(lambda: path.exists() and offsets_in(path) == {"ticks": 2})
 
 
 async def test_a_position_whose_answer_was_lost_is_stored_again() -> None:
@@ -106,6 +113,7 @@ async def test_a_position_whose_answer_was_lost_is_stored_again() -> None:
         await one.ack()
         following = consumer._following
         assert following is not None
+        await until(lambda: following._storing is None)
         commit.is_holding = True
         following._store()
         await turns()
@@ -122,9 +130,81 @@ async def test_a_position_whose_answer_was_lost_is_stored_again() -> None:
         assert (await client.group("prices")).positions == {"a": {"ticks": 2}}
 
 
+async def test_a_named_member_that_died_before_its_first_ack_misses_nothing() -> None:
+    async with calling() as (client, cable, _):
+        consumer = broadcast(client, member="north")
+        await consumer.join()
+        await until(lambda: "north" in cable.broker.consuming.find("prices").positions)
+        cable.cut()
+        await client.publish("ticks", "while it was dead")
+        async with broadcast(client, member="north") as again:
+            assert await texts(again, 1) == ["while it was dead"]
+        await consumer.aclose()
+
+
+async def renewed_topic(client: Client, bodies: list[str]) -> None:
+    """Let the topic end, and another get its name."""
+    await client.delete_topic("ticks")
+    await client.publish_many("ticks", bodies)
+
+
+@pytest.mark.parametrize(("start", "first"), [("latest", "new"), ("earliest", "0")])
+async def test_in_a_topic_that_got_the_name_of_its_own_a_member_begins_like_a_new_one(
+    tmp_path: Path, start: str, first: str
+) -> None:
+    for options in ({"member": "north"}, {"position": tmp_path / f"{start}.json"}):
+        async with calling() as (client, _, _):
+            await client.publish_many("ticks", ["a", "b", "c"])
+            async with broadcast(client, start=start, **options):
+                pass
+            async with broadcast(client, **options) as consumer:
+                await client.publish("ticks", "d")
+                for one in await fetch(consumer, 1 if start == "latest" else 4):
+                    await one.ack()
+            await renewed_topic(client, [str(number) for number in range(9)])
+            async with broadcast(client, **options) as consumer:
+                await client.publish("ticks", "new")
+                assert (await texts(consumer, 1))[0] == first
+
+
+async def test_a_lost_connection_does_not_lead_into_the_middle_of_another_topic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with calling() as (client, cable, _):
+        consumer = broadcast(client, member="north")
+        await consumer.join()
+        await client.publish_many("ticks", ["a", "b"])
+        old_one, old_two = await fetch(consumer, 2)
+        await old_one.ack()
+        cable.cut()
+        await turns()
+        await renewed_topic(client, [str(number) for number in range(9)])
+        taking = asyncio.ensure_future(consumer.take())
+        await until(lambda: consumer.is_joined)
+        await client.publish("ticks", "new")
+        (new,) = await asyncio.wait_for(taking, PATIENCE_S)
+        assert (new.text, new.offset) == ("new", 9)
+        await old_two.ack()
+        following = consumer._following
+        assert following is not None
+        assert following.positions["ticks"].offset == 9, "of the old topic: it moves nothing here"
+        await new.ack()
+        await consumer.aclose()
+        assert "another has its name: topic=ticks group=prices member=north was_at=1" in caplog.text
+
+
+async def test_a_position_file_of_an_older_version_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    path.write_text('{"group": "prices", "positions": {"ticks": 2}}')
+    async with calling() as (client, _, _):
+        await client.publish_many("ticks", ["a", "b", "c"])
+        async with broadcast(client, position=path) as consumer:
+            assert await texts(consumer, 1) == ["c"]
+
+
 async def test_a_position_that_a_topic_does_not_have_leads_back_into_it(tmp_path: Path) -> None:
     path = tmp_path / "position.json"
-    PositionFile(path, group="prices").write({"ticks": 1_000})
+    path.write_text('{"group": "prices", "positions": {"ticks": 1000}}')
     async with calling() as (client, _, _):
         await client.publish_many("ticks", ["a", "b"])
         async with broadcast(client, position=path) as consumer:

@@ -61,7 +61,7 @@ PAIRS = [
             **dict.fromkeys(("expires_at_ms", "lease_ms", "renew_soon", "renewed"), LEASES),
             **dict.fromkeys(("lose", "lose_ranges", "lost", "has_lost"), LEASES),
             **dict.fromkeys(("entries_bytes", "granted", "grants", "open", "taken"), RECEIVED),
-            **dict.fromkeys(("again", "wanted_by"), RECEIVED),
+            **dict.fromkeys(("again", "number", "wanted_by"), RECEIVED),
             **dict.fromkeys(("held", "ack_range", "ack_range_soon", "renew_for"), BY_RANGE),
             **dict.fromkeys(("retry_range", "settle_range"), BY_RANGE),
             **dict.fromkeys(("acking", "ack_one_soon"), IN_LOOP),

@@ -6,6 +6,7 @@ import pytest
 from onward.delivery import group as group_module
 from onward.delivery.filter import Filter
 from onward.delivery.group import Group, Groups
+from onward.delivery.position import Position
 from onward.delivery.ranges import Range
 from onward.delivery.record import GroupRecord
 from onward.delivery.trace import Trace
@@ -44,7 +45,7 @@ def test_rows_reach_the_share_they_are_about():
     g1, g2 = groups.by_name["g1"], groups.by_name["g2"]
     assert (g1.shares["a"].cursor, g1.shares["b"].cursor, g2.shares["a"].cursor) == (3, 5, 2)
     assert (g1.shares["a"].retries, list(g1.shares["b"].dead)) == ({3: 99, 4: 99}, [6, 7])
-    assert g2.positions == {"ann": {"a": 7}}
+    assert g2.positions == {"ann": {"a": Position(7)}}
 
 
 def test_rows_of_unknown_groups_and_topics_are_ignored():
@@ -101,7 +102,7 @@ def test_a_fork_is_a_deep_copy():
     groups.change(GroupRecord("listeners", mode="broadcast", topics=("a",)))
     groups.apply(row("forked", "listeners", "", source="g2"))
     groups.apply(row("moved", "listeners", "a", member="ann", offset=50))
-    assert groups.by_name["g2"].positions == {"ann": {"a": 7}}
+    assert groups.by_name["g2"].positions == {"ann": {"a": Position(7)}}
 
 
 def test_what_a_fork_has_taken_over_is_ready_in_it():
@@ -138,7 +139,7 @@ def test_a_topic_that_ended_takes_shares_and_positions_with_it():
     groups.apply(row("moved", "g2", "a", member="bob", offset=1))
     groups.drop_topic("a")
     assert list(groups.by_name["g1"].shares) == ["b"]
-    assert groups.by_name["g2"].positions == {"bob": {"b": 1}}
+    assert groups.by_name["g2"].positions == {"bob": {"b": Position(1)}}
     assert groups.by_name["g1"].record.topics == ("a", "b")
     assert names(groups.of_topic("a")) == ["g1", "g2"]
     groups.apply(row("acked", "g1", "a", (0, 50)))
@@ -169,3 +170,20 @@ def test_the_position_that_moved_longest_ago_goes_when_there_are_too_many(
     for member in ("bob", "ann", "eve"):
         groups.apply(row("moved", "g2", "a", member=member, offset=9))
     assert list(groups.by_name["g2"].positions) == ["ann", "eve"]
+
+
+def test_a_position_keeps_the_number_of_its_topic():
+    groups, loaded = some_groups(), Groups()
+    groups.apply(row("moved", "g2", "a", member="bob", offset=9, number=5))
+    loaded.load(groups.save())
+    assert loaded.by_name["g2"].positions == {
+        "ann": {"a": Position(7)},
+        "bob": {"a": Position(9, number=5)},
+    }
+
+
+def test_positions_that_were_saved_without_numbers_are_read():
+    record = GroupRecord("g", mode="broadcast", topics=("a",))
+    groups = Groups()
+    groups.load(msgspec.msgpack.encode([[record, [], {"ann": {"a": 7}}]]))
+    assert groups.by_name["g"].positions == {"ann": {"a": Position(7)}}
