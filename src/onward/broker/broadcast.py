@@ -1,6 +1,7 @@
 """Broadcast groups: each member reads by itself, and the broker knows of it what it was told.
 
-    joined ──▶ where it begins: its stored position, or where the group's settings say
+    joined ──▶ where it begins: its stored position, or where the group's settings say; what it has
+               to do itself: the filter and the retries, again whenever they are changed
     position.set ──▶ a `moved` row, folded into `Group.positions`
 
 A position counts only in the topic that it was stored for: one that ended, and whose name another
@@ -12,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
+from msgspec.structs import asdict, replace
 
 from onward.delivery.group import Group
+from onward.delivery.record import GroupRecord
 from onward.protocol.deliveries import Joined
 
 if TYPE_CHECKING:
@@ -34,6 +37,16 @@ def offsets_in(group: Group, topic: Topic) -> Iterator[int]:
         position = place.get(topic.name)
         if position is not None and position.is_of(topic.number):
             yield position.offset
+
+
+def tasks(record: GroupRecord) -> tuple[object, ...]:
+    """Return the settings that members of a broadcast follow by themselves."""
+    return record.filter, record.retry
+
+
+def with_tasks(joined: Joined, record: GroupRecord) -> Joined:
+    """Add the settings that a member of a broadcast follows by itself to what it is told."""
+    return replace(joined, filter=msgspec.to_builtins(record.filter), retry=asdict(record.retry))
 
 
 def with_places(broker: Broker, group: Group, joined: Joined) -> Joined:

@@ -19,6 +19,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from onward.broker.broadcast import tasks
 from onward.broker.choosing import ChosenSource, PlainSource, Source, gone_row
 from onward.broker.crew import Crew, Member
 from onward.broker.deliver import CROWDED_READ_BYTES_MAX, UNSENT_BYTES_MAX
@@ -327,6 +328,8 @@ class Consuming:
                 source = crew.sources[name]
                 source.close()
                 crew.sources[name] = self._source(crew, source.share, crew.topics[name])
+        if record.mode == "broadcast" and before is not None and tasks(before) != tasks(record):
+            self.joining.tell_again(crew)
         self.attach(crew)
 
     # --- choose and lease --------------------------------------------------------------------

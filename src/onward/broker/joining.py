@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from onward.broker.broadcast import with_places
-from onward.broker.crew import Member
+from onward.broker.broadcast import with_places, with_tasks
+from onward.broker.crew import Crew, Member
 from onward.broker.outcomes import Done
 from onward.delivery.group import Group
 from onward.delivery.record import GroupRecord, GroupWish
@@ -82,6 +82,15 @@ class Joining:
         for one, request_id in list(self._under_way):
             if one is session:
                 self._under_way[one, request_id].cancel()
+
+    def tell_again(self, crew: Crew) -> None:
+        """Tell the members of a broadcast how their group works now; where they are stays theirs.
+
+        What was published after the change comes behind this, on the same connection.
+        """
+        for member in crew.members.values():
+            joined = self._welcome(member, tuple(sorted(member.topics)))
+            member.session.send(Kind.REPLY, member.consumer_id, encode_json(joined))
 
     def stop(self) -> None:
         """Let nobody in any more."""
@@ -221,10 +230,11 @@ class Joining:
 
     def _welcome(self, member: Member, topics: tuple[str, ...]) -> Joined:
         record = member.crew.group.record
-        return Joined(
+        joined = Joined(
             member=member.name, mode=record.mode, lease_ms=record.lease_ms, topics=topics,
             state=member.state, at_most_once=record.at_most_once, retry_limit=record.retry.limit,
         )  # fmt: skip
+        return with_tasks(joined, record) if record.mode == "broadcast" else joined
 
 
 class _Gate:

@@ -72,7 +72,8 @@ class Consumer:
         self._is_named = is_named
         self._membership = Membership(
             keeper, consume, timeout_s=timeout_s, monotonic_ms=clock.monotonic_ms,
-            on_joined=self._on_joined, on_waiting=self._on_waiting, check_open=self._check_open,
+            on_joined=self._on_joined, on_changed=self._on_changed, on_waiting=self._on_waiting,
+            check_open=self._check_open,
         )  # fmt: skip
         self._following: Following | None = None
         self._kept: dict[str, Position] | None = None
@@ -459,6 +460,12 @@ class Consumer:
             if self._following is None:
                 self._following = self._new_following(joined)
             self._following.begin(link, joined)
+
+    def _on_changed(self, joined: Joined) -> None:
+        """Follow a broadcast that was changed under its members."""
+        self._last = joined
+        if self._following is not None:
+            self._following.follow(joined)
 
     def _new_following(self, joined: Joined) -> Following:
         place: Place | None = self._position

@@ -132,9 +132,19 @@ class Following:
             if stream is None or not stream.position.is_of(number):
                 offset = self._start_of(topic, number, joined.positions.get(topic, 0))
                 self._streams[topic] = Stream(topic, number=number, next_offset=offset)
-        self._ask({"op": "group.describe", "group": self.group}, self._described)
+        self.follow(joined)
+        for stream in self._streams.values():
+            self._read(stream)
         if self._store_timer is None:
             self._store()
+
+    def follow(self, joined: Joined) -> None:
+        """Take over what the group wants of its messages, for all that arrives from now on.
+
+        Not only at first: a member may have joined without knowing it, and it may be changed.
+        """
+        settings = msgspec.convert({"filter": joined.filter, "retry": joined.retry}, Settings)
+        self._filter, self._policy = settings.filter, settings.retry
 
     def _start_of(self, topic: str, number: int, offset: int) -> int:
         """Return where we begin with a topic: where we were in it, else at `offset`."""
@@ -172,16 +182,6 @@ class Following:
             await asyncio.wait([self._storing], timeout=STORE_S_MAX)
 
     # --- reading -----------------------------------------------------------------------------
-
-    def _described(self, kind: int, payload: bytes | bytearray) -> None:
-        """Follow the settings of the group: a member may have joined it without knowing them."""
-        if kind != Kind.REPLY:
-            self._finish(decode_error(payload))
-            return
-        settings = msgspec.convert(decode_reply(payload), Settings)
-        self._filter, self._policy = settings.filter, settings.retry
-        for stream in self._streams.values():
-            self._read(stream)
 
     def _ask(
         self, request: dict[str, object], answer: Callable[[int, bytes | bytearray], None]

@@ -144,8 +144,8 @@ class GroupCalls(DeadCalls, LifeCalls):
     ) -> GroupDescription:
         """Change what is given, leave the rest. Members that are there go on with the new settings.
 
-        Members of a broadcast read by themselves: those that are there take a new filter and a new
-        retry policy over when they connect again.
+        Members of a broadcast read by themselves: they are told a new filter or a new retry policy,
+        and it holds for all that is published from then on.
 
         >>> import asyncio, onward
         >>> async def main() -> int:

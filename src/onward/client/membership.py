@@ -66,6 +66,7 @@ class Membership:
     def __init__(
         self, keeper: Keeper, consume: Consume, *, timeout_s: float,
         monotonic_ms: Callable[[], int], on_joined: Callable[[Link, Joined], None],
+        on_changed: Callable[[Joined], None],
         on_waiting: Callable[[], None], check_open: Callable[[], None],
     ) -> None:  # fmt: skip
         self._keeper = keeper
@@ -73,6 +74,7 @@ class Membership:
         self._timeout_s = timeout_s
         self._monotonic_ms = monotonic_ms
         self._on_joined = on_joined
+        self._on_changed = on_changed
         self._on_waiting = on_waiting
         self._check_open = check_open
         self._patience: asyncio.Timeout | None = None
@@ -361,7 +363,12 @@ class Membership:
         if kind == Kind.DELIVERY:
             self._delivered(seat, payload)
         elif kind == Kind.REPLY:
-            self._seated(seat, decode_joined(payload))
+            joined = decode_joined(payload)
+            if seat.joined is None:
+                self._seated(seat, joined)
+            else:
+                seat.joined = joined
+                self._on_changed(joined)
         elif kind == Kind.END:
             end = decode_end(payload)
             self._ended(seat, from_wire({"code": end.code, "message": end.message}))

@@ -1,6 +1,7 @@
 """What is inside the frames of a group's member: joining, credit, deliveries and their outcome.
 
-    CONSUME   JSON `Consume`; its request id is the consumer's id; REPLY is JSON `Joined`
+    CONSUME   JSON `Consume`; its request id is the consumer's id; REPLY is JSON `Joined`, in a
+              broadcast once more whenever its filter or its retry policy was changed
     MORE      credit i32: deliveries to allow more, or fewer when negative
     ACK       consumer u32, zero u32, rows of (delivery u64, start u64, end u64)
     SETTLE    JSON `Settle`: whatever is not a plain ack
@@ -74,6 +75,8 @@ class Joined(msgspec.Struct, frozen=True):
     retry_limit: Number = 0
     positions: dict[str, Number] = {}
     numbers: dict[str, Number] = {}
+    filter: dict[str, Any] = {}  # of a broadcast, as `delivery` knows them
+    retry: dict[str, Any] = {}
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):

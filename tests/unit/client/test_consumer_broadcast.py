@@ -301,11 +301,45 @@ async def test_a_broadcast_cannot_be_paused_and_its_members_can_be_taken_out() -
             await consumer.fetch(1, wait="10s")
 
 
-async def test_a_member_of_a_broadcast_takes_a_new_filter_over_when_it_connects_again() -> None:
-    async with calling() as (client, cable, _), broadcast(client, member="north") as consumer:
-        await client.change_group("prices", tags="b")
+async def test_members_of_a_broadcast_follow_a_filter_that_is_changed() -> None:
+    async with (
+        calling() as (client, _, _),
+        broadcast(client, member="north") as north,
+        broadcast(client) as nameless,
+    ):
         await client.publish("ticks", "before", tag="a")
-        assert await texts(consumer, 1) == ["before"]
+        for consumer in (north, nameless):
+            assert await texts(consumer, 1) == ["before"]
+        await client.change_group("prices", tags="b")
+        await client.publish_many("ticks", ["left out", "wanted"], tags=["a", "b"])
+        for consumer in (north, nameless):
+            assert await texts(consumer, 1) == ["wanted"]
+        await client.change_group("prices", tags=[])
+        await client.publish_many("ticks", ["a again", "b again"], tags=["a", "b"])
+        for consumer in (north, nameless):
+            assert await texts(consumer, 2) == ["a again", "b again"]
+        assert north.member == "north"
+
+
+async def test_members_of_a_broadcast_follow_a_retry_policy_that_is_changed() -> None:
+    async with calling() as (client, _, _), broadcast(client) as consumer:
+        assert consumer.retry_limit == 17
+        await client.change_group("prices", retry="fixed:0s:2")
+        await client.publish("ticks", "1")
+        for attempt in (1, 2):
+            (one,) = await fetch(consumer, 1)
+            assert one.attempt == attempt
+            await one.retry()
+        await client.publish("ticks", "2")
+        assert await texts(consumer, 1) == ["2"], "the first is out of attempts"
+        assert consumer.retry_limit == 2
+
+
+async def test_a_member_of_a_broadcast_that_was_away_takes_a_new_filter_over() -> None:
+    async with calling() as (client, cable, _), broadcast(client, member="north") as consumer:
+        cable.cut()
+        await turns()
+        await client.change_group("prices", tags="b")
         cable.cut()
         await turns()
         await client.publish_many("ticks", ["after", "wanted"], tags=["a", "b"])
