@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec.structs import replace
 
+from onward.broker.broadcast import looked_at
 from onward.broker.dead_requests import DeadRequests
 from onward.broker.describe import describe_group, state_in_groups
 from onward.broker.group_moves import GroupMoves, begin_shares
@@ -53,6 +54,8 @@ LIMIT_MAX = 10_000
 PAGE_MAX = 1_000
 PAGE_SHARES_MAX = 1_000
 """A page ends before it has more topics of groups than this: each costs a look into the index."""
+POSITIONS_PER_LOOK = 10
+"""So many positions of a broadcast are counted while one look is made."""
 LISTED_MEMBERS_MAX = 100
 LOOKS_MAX = 1_000
 
@@ -256,9 +259,15 @@ class GroupRequests:
 
     def _page(self, groups: list[Group]) -> list[Group]:
         """Return the first of them that do not cost too much together; at least one."""
-        costs = accumulate(len(group.shares) for group in groups)
+        costs = accumulate(self._cost_of(group) for group in groups)
         fitting = sum(1 for cost in takewhile(lambda cost: cost <= PAGE_SHARES_MAX, costs))
         return groups[: max(fitting, 1)]
+
+    def _cost_of(self, group: Group) -> int:
+        """Return how many looks into the index a group in a list is worth."""
+        positions = looked_at(self._broker, group)
+        looks = min(positions, LISTED_MEMBERS_MAX)
+        return len(group.shares) + looks + positions // POSITIONS_PER_LOOK
 
     # --- one message -------------------------------------------------------------------------
 

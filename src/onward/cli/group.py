@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import onward
-from onward.cli.groups import age, as_record, state_of
+from onward.cli.groups import age, as_record, position_row, state_of
 from onward.cli.options import json_option
 from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import START, WHICH, Connect, client_options, confirm
@@ -31,6 +31,8 @@ _MEMBERS = [
     "member", "state", "client", "host", "leased", "credit", "acked", "retried", "expired",
     "rate",
 ]  # fmt: skip
+_POSITIONS = ["member", "state", "topic", "offset", "end", "backlog", "oldest"]
+_UNKNOWN = "unknown: only the member knows; it keeps its position in a file, or has no name"
 
 _STEPS_SHOWN = 20
 
@@ -55,6 +57,8 @@ def command() -> None:
 @client_options
 def show(*, connect: Connect, group: str, as_json: bool) -> None:
     """Show one group: its settings, how far it is with each topic, and its members.
+
+    Of a broadcast: how far each member is, the one that is farthest behind first.
 
     Example:  onward group show billing
     """
@@ -347,6 +351,12 @@ def _print_group(group: GroupDescription, *, as_json: bool) -> None:
     if group.members:
         print_line("")
         print_rows(map(_member_row, group.members), columns=_MEMBERS)
+    if group.positions:
+        print_line("")
+        positions = [position_row(one, now_ms=now_ms) for one in group.positions]
+        print_rows(positions, columns=_POSITIONS)
+        if not all(one.is_known for one in group.positions):
+            print_line(_UNKNOWN)
 
 
 def _words(group: GroupDescription) -> dict[str, str]:

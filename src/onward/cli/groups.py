@@ -11,7 +11,7 @@ from onward.cli.options import json_option
 from onward.cli.output import print_json, print_rows
 from onward.cli.params import Connect, client_options
 from onward.client.explanation import span
-from onward.client.groups import GroupDescription
+from onward.client.groups import GroupDescription, PositionDescription
 from onward.clock import SystemClock
 
 COLUMNS = [
@@ -54,7 +54,9 @@ def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:
     >>> as_row(GroupDescription(group="billing", paused=True), now_ms=0)["state"]
     'paused'
     """
-    topics = ",".join(share.topic for share in group.topics)
+    # A broadcast has no place in a topic of its own: its members have.
+    named = [share.topic for share in group.topics] or {one.topic for one in group.positions}
+    topics = ",".join(sorted(named))
     return {
         "group": group.group,
         "mode": group.mode,
@@ -66,6 +68,23 @@ def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:
         "leased": sum(share.leased for share in group.topics),
         "waiting": sum(share.waiting for share in group.topics),
         "dead": group.dead,
+    }
+
+
+def position_row(one: PositionDescription, *, now_ms: int) -> dict[str, object]:
+    """Return where a member of a broadcast is as the row of a table for people.
+
+    >>> position_row(PositionDescription(member="north", topic="prices"), now_ms=0)["offset"]
+    'unknown'
+    """
+    return {
+        "member": one.member,
+        "state": "connected" if one.connected else "away",
+        "topic": one.topic,
+        "offset": one.offset if one.is_known else "unknown",
+        "end": one.end,
+        "backlog": one.backlog,
+        "oldest": age(one.oldest_at_ms, now_ms=now_ms),
     }
 
 

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 import onward
-from onward.cli.groups import age, state_of
+from onward.cli.groups import age, position_row, state_of
 from onward.cli.options import json_option
 from onward.cli.output import is_terminal, print_json, print_line, print_rows
 from onward.cli.params import DURATION, Connect, client_options
@@ -30,6 +30,7 @@ _GROUPS = [
     "group", "state", "members", "backlog", "oldest", "leased", "dead", "expired", "done/s",
 ]  # fmt: skip
 _MEMBERS = ["member", "group", "state", "leased", "acked", "expired", "acked/s"]
+_POSITIONS = ["member", "group", "state", "topic", "offset", "backlog", "oldest", "done/s"]
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -49,6 +50,7 @@ class View(msgspec.Struct, frozen=True):
     topics: list[dict[str, object]]
     groups: list[dict[str, object]]
     members: list[dict[str, object]]
+    positions: list[dict[str, object]]
     warnings: list[str]
 
 
@@ -95,6 +97,7 @@ def make_view(before: Sample, now: Sample, *, now_ms: int, rows_max: int) -> Vie
         topics=_topic_rows(before, now, elapsed_s)[:rows_max],
         groups=_group_rows(before, now, elapsed_s, now_ms)[:rows_max],
         members=_member_rows(before, now, elapsed_s)[:rows_max],
+        positions=_position_rows(before, now, elapsed_s, now_ms)[:rows_max],
         warnings=_warnings(before, now),
     )
 
@@ -147,6 +150,26 @@ def _member_rows(before: Sample, now: Sample, elapsed_s: float) -> list[dict[str
     return sorted(rows, key=lambda row: (row["acked/s"], row["leased"]), reverse=True)
 
 
+def _position_rows(
+    before: Sample, now: Sample, elapsed_s: float, now_ms: int
+) -> list[dict[str, object]]:
+    """Members of broadcasts ranked by what is left for them; those that nobody knows last."""
+    offsets = {
+        (group.group, one.member, one.topic): one.offset or 0
+        for group in before.groups
+        for one in group.positions
+    }
+    listed = [(group.group, one) for group in now.groups for one in group.positions]
+    listed.sort(key=lambda row: -1 if row[1].backlog is None else row[1].backlog, reverse=True)
+    rows = []
+    for name, one in listed:
+        offset = one.offset or 0
+        done = offset - offsets.get((name, one.member, one.topic), offset)
+        rate = _rate(done, elapsed_s) if one.is_known else None
+        rows.append(position_row(one, now_ms=now_ms) | {"group": name, "done/s": rate})
+    return rows
+
+
 def _warnings(before: Sample, now: Sample) -> list[str]:
     """Say which groups lost leases since the last sample: members that take and do not answer."""
     expired = {group.group: group.expired_leases for group in before.groups}
@@ -178,6 +201,7 @@ def _show(view: View, *, as_json: bool, clear: bool) -> None:
     print_line(f"onward top   {view.node}   {moment} UTC")
     for rows, columns in (
         (view.topics, _TOPICS), (view.groups, _GROUPS), (view.members, _MEMBERS),
+        (view.positions, _POSITIONS),
     ):  # fmt: skip
         if rows:
             print_line("")

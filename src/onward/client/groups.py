@@ -1,8 +1,9 @@
 """What a client knows of a group, and the words it uses to ask for one.
 
-    GroupDescription ─┬─ topics:  ShareDescription    how far the group is with each of them
-                      └─ members: MemberDescription   who is there now, and how much they do
-    DeadLetterDescription                             one message that the group gave up on
+    GroupDescription ─┬─ topics:    ShareDescription     how far the group is with each of them
+                      ├─ members:   MemberDescription    who is there now, and how much they do
+                      └─ positions: PositionDescription  how far each member of a broadcast is
+    DeadLetterDescription                                one message that the group gave up on
 
 They are what the broker replied, and never change; ask again for newer ones. A field that a later
 broker adds is ignored here, one that an older broker lacks has its default.
@@ -83,6 +84,34 @@ class MemberDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Messages acked per second, since it joined."""
 
 
+class PositionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one member of a broadcast is with one topic; it may be away.
+
+    >>> PositionDescription(member="north", topic="prices", offset=7, end=10, backlog=3).is_known
+    True
+    """
+
+    member: str
+    topic: str
+    offset: int | None = None
+    """Everything below is done; None when only the member knows: it keeps that in a file, or has
+    no name."""
+    end: int = 0
+    """The topic's next offset."""
+    backlog: int | None = None
+    """Messages that it has not done, before the filter; None when that is not known."""
+    oldest_at_ms: int = 0
+    """When the oldest of them was published; 0 when there is none, or that is not known: it is
+    told of the 1,000 places that are farthest behind."""
+    connected: bool = False
+    """Whether the member is there now."""
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the broker knows where the member is."""
+        return self.offset is not None
+
+
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One group, as its broker describes it.
 
@@ -95,6 +124,7 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "shared"
     paused: bool = False
     backlog: int = 0
+    """Messages that are not finished; in a broadcast, of the member that is farthest behind."""
     dead: int = 0
     expired_leases: int = 0
     """Leases that ran out since the broker started."""
@@ -102,8 +132,9 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[MemberDescription, ...] = ()
     """At most 10,000 of them, in a list of groups at most 100; `member_count` says how many."""
     member_count: int = 0
-    positions: dict[str, dict[str, int]] = {}
-    """Of a broadcast group: member to topic to the offset where it goes on."""
+    positions: tuple[PositionDescription, ...] = ()
+    """Of a broadcast: how far each member is, the one that is farthest behind first; those whose
+    place only they know come last. At most 10,000, in a list of groups at most 100."""
     start: Literal["earliest", "latest"] | StartAt = "earliest"
     retry: RetryPolicy = RetryPolicy()
     at_most_once: bool = False
@@ -131,7 +162,9 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
         >>> GroupDescription(group="billing").oldest_at_ms
         0
         """
-        return min((one.oldest_at_ms for one in self.topics if one.oldest_at_ms), default=0)
+        shares = [one.oldest_at_ms for one in self.topics]
+        members = [one.oldest_at_ms for one in self.positions]
+        return min(filter(None, shares + members), default=0)
 
 
 class DeadLetterDescription(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,18 +3,22 @@
 import json
 import subprocess
 from collections.abc import Callable
+from itertools import takewhile
+from typing import Any
 
 import pytest
+
+from onward import connect_sync
 
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
-def records(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, object]]:
+def records(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def record(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+def record(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
     (found,) = records(done)
     return found
 
@@ -77,6 +81,37 @@ def test_people_are_told_how_a_group_tries_again(onward: Onward, policy: str, wo
     shown = text(onward("group", "create", group, "tried", "--retry", policy))
     (line,) = [line for line in shown.splitlines() if line.startswith("retry ")]
     assert line.split(maxsplit=1)[1] == words
+
+
+def rows_below(shown: str, *heading: str) -> list[list[str]]:
+    """Return the rows of the table with this heading, and what stands below it."""
+    lines = iter(shown.splitlines())
+    while tuple(next(lines).split()) != heading:
+        pass
+    return [line.split() for line in takewhile(bool, lines)]
+
+
+POSITIONS = ("MEMBER", "STATE", "TOPIC", "OFFSET", "END", "BACKLOG", "OLDEST")
+
+
+def test_an_operator_sees_where_the_members_of_a_broadcast_are(onward: Onward, address: str):
+    onward("publish", "aired", "0", "1", "2")
+    joining = ("--group", "screens", "--mode", "broadcast", "--start", "earliest")
+    onward("consume", "aired", *joining, "--member", "north", "--count", "1")
+    with connect_sync(address) as mq, mq.consume("aired", group="screens"):
+        shown = text(onward("group", "show", "screens"))
+        (north, unknown, note) = rows_below(shown, *POSITIONS)
+        assert north[:6] == ["north", "away", "aired", "1", "3", "2"]
+        assert unknown[1:] == ["connected", "aired", "unknown", "3", "-", "-"]
+        assert " ".join(note).startswith("unknown: only the member knows")
+        (row,) = text(onward("groups", "--topic", "aired")).splitlines()[1:]
+        assert row.split()[:6] == ["screens", "broadcast", "active", "aired", "1", "2"]
+        (listed,) = records(onward("groups", "--topic", "aired", "--json"))
+        assert [(one["member"], one["offset"]) for one in listed["positions"]] == [
+            ("north", 1), (unknown[0], None),
+        ]  # fmt: skip
+    (north,) = rows_below(text(onward("group", "show", "screens")), *POSITIONS)
+    assert north[:2] == ["north", "away"]
 
 
 def test_a_change_leaves_the_rest(onward: Onward):

@@ -3,11 +3,17 @@
 import json
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from onward.cli.top import Sample, make_view
-from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
+from onward.client.groups import (
+    GroupDescription,
+    MemberDescription,
+    PositionDescription,
+    ShareDescription,
+)
 from onward.client.topics import TopicDescription
 
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -62,6 +68,42 @@ def test_a_group_that_was_reset_has_no_negative_rate():
 def test_each_table_has_at_most_so_many_rows():
     view = make_view(sample(0.0), sample(1.0), now_ms=0, rows_max=1)
     assert (len(view.topics), len(view.groups), len(view.members)) == (1, 1, 1)
+
+
+def standing(at_s: float, *positions: PositionDescription) -> Sample:
+    group = GroupDescription(group="screens", mode="broadcast", positions=positions)
+    return Sample(at_s, {"node": "here"}, [], [group])
+
+
+def test_members_of_broadcasts_are_ranked_by_what_is_left_for_them():
+    def position(member: str, offset: int | None, **fields: Any) -> PositionDescription:
+        backlog = None if offset is None else 100 - offset
+        return PositionDescription(
+            member=member, topic="prices", offset=offset, end=100, backlog=backlog, **fields
+        )
+
+    before = standing(0.0, position("north", 10), position("south", 90))
+    now = standing(
+        2.0, position("file", None, connected=True), position("south", 100, connected=True),
+        position("north", 30, oldest_at_ms=1_000), position("new", 50),
+    )  # fmt: skip
+    view = make_view(before, now, now_ms=61_000, rows_max=10)
+    columns = ("member", "group", "state", "offset", "backlog", "oldest", "done/s")
+    assert [tuple(row[name] for name in columns) for row in view.positions] == [
+        ("north", "screens", "away", 30, 70, "1m", 10.0),
+        ("new", "screens", "away", 50, 50, None, 0.0),
+        ("south", "screens", "connected", 100, 0, None, 5.0),
+        ("file", "screens", "connected", "unknown", None, None, None),
+    ]
+
+
+def test_the_screen_shows_where_members_of_a_broadcast_are(onward: Onward):
+    onward("publish", "topcast", "0", "1")
+    joining = ("--group", "screens", "--mode", "broadcast", "--start", "earliest")
+    onward("consume", "topcast", *joining, "--member", "north", "--count", "1")
+    shown = onward("top", "--once", "--interval", "10ms").stdout.decode()
+    row = next(line for line in shown.splitlines() if line.startswith("north"))
+    assert row.split()[:6] == ["north", "screens", "away", "topcast", "1", "1"]
 
 
 def test_one_screen_of_a_real_broker_is_plain_text_in_a_pipe(onward: Onward):

@@ -127,7 +127,8 @@ async def test_a_position_whose_answer_was_lost_is_stored_again() -> None:
         await until(lambda: consumer.is_joined)
         await consumer.aclose()
         assert await taking == []
-        assert (await client.group("prices")).positions == {"a": {"ticks": 2}}
+        (position,) = (await client.group("prices")).positions
+        assert (position.member, position.topic, position.offset) == ("a", "ticks", 2)
 
 
 async def test_a_named_member_that_died_before_its_first_ack_misses_nothing() -> None:
@@ -140,6 +141,44 @@ async def test_a_named_member_that_died_before_its_first_ack_misses_nothing() ->
         async with broadcast(client, member="north") as again:
             assert await texts(again, 1) == ["while it was dead"]
         await consumer.aclose()
+
+
+async def test_where_members_of_a_broadcast_are_can_be_asked_also_of_those_that_are_away(
+    tmp_path: Path,
+) -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("ticks", "before all")
+        async with broadcast(client, member="north") as north:
+            await client.publish_many("ticks", ["1", "2"])
+            for one in await fetch(north, 2):
+                await one.ack()
+        path = tmp_path / "position.json"
+        await client.publish_many("ticks", ["3", "4", "5"])
+        async with (
+            broadcast(client, member="south"),
+            broadcast(client, member="with-file", position=path),
+            broadcast(client) as nameless,
+        ):
+            await until(lambda: "south" in cable.broker.consuming.find("prices").positions)
+            group = await client.group("prices")
+            told = [
+                (one.member, one.offset, one.end, one.backlog, one.connected)
+                for one in group.positions
+            ]
+            assert told == [
+                ("north", 3, 6, 3, False),
+                ("south", 6, 6, 0, True),
+                *sorted([
+                    (nameless.member, None, 6, None, True),
+                    ("with-file", None, 6, None, True),
+                ]),
+            ]  # fmt: skip
+            assert [one.is_known for one in group.positions] == [True, True, False, False]
+            assert {one.topic for one in group.positions} == {"ticks"}
+            assert group.backlog == 3, "of the member that is farthest behind"
+            assert group.oldest_at_ms == group.positions[0].oldest_at_ms > 0
+            assert [one.oldest_at_ms for one in group.positions[1:]] == [0, 0, 0]
+            assert await client.groups() == [group]
 
 
 async def renewed_topic(client: Client, bodies: list[str]) -> None:
