@@ -207,7 +207,7 @@ PARENTS = {
     "broker/deliver.py:_read_from_disk": "one read: a callback takes its end, stop() waits for all",
     "broker/choosing.py:_look_further": "one look: close() cancels it, a callback takes its end",
     "broker/handing.py:_deliver_from_disk": "one read: a callback takes its end",
-    "broker/group_requests.py:_message_state": "one look: a callback takes its end and answers",
+    "broker/replies.py:begin": "one answer: a callback takes its end and answers",
     "broker/joining.py:open": "one join: cancelled with its session, a callback answers",
     "broker/deciding.py:_ask": "the round: stop() cancels it and waits, a callback takes its end",
     "broker/recurring_runs.py:_ask_whether_waiting": "one look: a callback takes its end",

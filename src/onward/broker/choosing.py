@@ -75,6 +75,10 @@ class Source(Protocol):
         """Return how long it is until a limit lets something through that waits now."""
         ...
 
+    def first_of_key(self, offset: int) -> int | None:
+        """Return which message of its key comes first, perhaps itself; None: it is not in view."""
+        ...
+
     def close(self) -> None:
         """Give everything that is not granted back to the share."""
         ...
@@ -112,6 +116,10 @@ class PlainSource:
     def wait_ms(self) -> int | None:
         """Nothing waits here."""
         return None
+
+    def first_of_key(self, offset: int) -> int | None:
+        """Nothing waits for its key here."""
+        return offset
 
     def close(self) -> None:
         """Nothing is kept here."""
@@ -241,6 +249,10 @@ class ChosenSource:
         now_ms = self._monotonic_ms()
         ready_ms = self._lanes.next_ready_ms(now_ms)
         return None if ready_ms is None else ready_ms - now_ms
+
+    def first_of_key(self, offset: int) -> int | None:
+        """Return which message of its key comes first, perhaps itself; None: it is not in view."""
+        return offset if self._lanes is None else self._lanes.first_of_key(offset)
 
     def close(self) -> None:
         """Give everything that is not granted back to the share."""

@@ -62,7 +62,7 @@ class Consuming:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._handing = Handing(broker, self)
-        self._look_ahead = LookAhead(broker.log, broker.in_thread)
+        self.look_ahead = LookAhead(broker.log, broker.in_thread)
         self._crew_serial = 0
         self._holds: dict[str, int] = {}
         """Groups that wait until what was said of their messages is durable, and how often."""
@@ -299,7 +299,7 @@ class Consuming:
         if not record.is_choosy and not record.filter:
             return PlainSource(share, topic, is_exclusive=record.mode == "exclusive")
         return ChosenSource(
-            share, topic, record=record, look_ahead=self._look_ahead,
+            share, topic, record=record, look_ahead=self.look_ahead,
             wake=lambda: self.serve_soon(crew), settle=self.outcomes.add,
             clock=self._broker.clock, leased=lambda: crew.leases.ranges_in(topic.name),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What there is to know of a group and of a message in it, for people and programs.
+"""What there is to know of a group, for people and programs.
 
 Nothing is changed here, and no message is read: times come from the index. What is described is
 bounded: a group may have 10,000 members, 1,000 topics, and 10,000 positions of a broadcast.
@@ -63,12 +63,6 @@ def describe_group(
         ),
         "held_by": broker.group_holds.holder_of(record.name),
     }
-
-
-def state_in_groups(broker: Broker, topic: str, offset: int) -> list[dict[str, object]]:
-    """Return how a message stands in each group of its topic, in the order of their names."""
-    groups = sorted(broker.consuming.groups.of_topic(topic), key=lambda group: group.record.name)
-    return [_state_in(broker, group, topic, offset) for group in groups]
 
 
 def _describe_share(broker: Broker, share: Share, *, leased: int) -> dict[str, object]:
@@ -146,33 +140,3 @@ def _describe_member(broker: Broker, member: Member, leases: Leases) -> dict[str
         "since_ms": member.joined_at_ms,
         "rate": round(member.acked * 1000 / held_ms, 3),
     }
-
-
-def _state_in(broker: Broker, group: Group, topic: str, offset: int) -> dict[str, object]:
-    share = group.shares.get(topic)
-    said: dict[str, object] = {"group": group.record.name, "state": "fresh", "attempt": 0}
-    if group.record.mode == "broadcast":
-        return said | {"state": "broadcast"}
-    if share is None:
-        return said
-    state = share.state_of(offset)
-    said |= {"state": state, "attempt": share.attempt_of(offset)}
-    if state == "dead":
-        letter = share.dead[offset]
-        said |= {"attempt": letter.attempts, "cause": letter.cause, "member": letter.member,
-                 "died_at_ms": letter.died_at_ms}  # fmt: skip
-    elif state == "waiting":
-        said["due_at_ms"] = share.retries[offset]
-    elif state == "taken":
-        said |= _lease_of(broker, group, topic, offset)
-    return said
-
-
-def _lease_of(broker: Broker, group: Group, topic: str, offset: int) -> dict[str, object]:
-    record = group.record
-    lease = broker.consuming.leases_of(record.name).holder_of(topic, offset)
-    if lease is None:
-        # Groups that choose look ahead: what they hold for that is taken, and no member has it.
-        return {"state": "ready"} if record.is_choosy or record.filter else {}
-    left_ms = max(0, lease.expires_at_ms - broker.clock.monotonic_ms())
-    return {"state": "leased", "member": lease.member, "lease_ms_left": left_ms}

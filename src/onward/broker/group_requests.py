@@ -4,15 +4,12 @@
 
 What changes something answers when it is durable. What lists something answers in pages, and no
 page is so long that others wait for it. Where a group stands is moved by `group_moves`, its dead
-letters by `dead_requests`.
+letters by `dead_requests`; how one message stands is told by `message_states`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from bisect import bisect_right
-from functools import partial
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,32 +18,19 @@ from msgspec.structs import replace
 
 from onward.broker.broadcast import looked_at
 from onward.broker.dead_requests import DeadRequests
-from onward.broker.describe import describe_group, state_in_groups
+from onward.broker.describe import describe_group
 from onward.broker.group_moves import GroupMoves, begin_shares
-from onward.broker.group_ranges import Offset
+from onward.broker.message_states import MessageStates
 from onward.broker.replies import Done, Operation, and_then, reply, reply_when_done, when_all
 from onward.delivery.group import Group
 from onward.delivery.record import GroupRecord, GroupWish
-from onward.errors import (
-    Conflict,
-    InvalidRequest,
-    OffsetOutOfRange,
-    OnwardError,
-    Overloaded,
-    Unavailable,
-)
-from onward.log.disk import Buffer
-from onward.message.batch import BatchHeader, batches_of
-from onward.message.entry import entry_heads
+from onward.errors import Conflict, InvalidRequest, Overloaded
 from onward.message.names import check_member_name
 from onward.protocol.payloads import decode_fields
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
-    from onward.broker.catalogue import Topic
     from onward.broker.session import Session
-
-logger = logging.getLogger("onward.groups")
 
 TOPICS_MAX = 1_000
 GROUPS_MAX = 100_000
@@ -57,7 +41,6 @@ PAGE_SHARES_MAX = 1_000
 POSITIONS_PER_LOOK = 10
 """So many positions of a broadcast are counted while one look is made."""
 LISTED_MEMBERS_MAX = 100
-LOOKS_MAX = 1_000
 
 TopicNames = Annotated[list[str], msgspec.Meta(max_length=TOPICS_MAX)]
 
@@ -100,20 +83,12 @@ class GroupMember(msgspec.Struct, frozen=True):
     offline: bool
 
 
-class MessageState(msgspec.Struct, frozen=True):
-    """`message.state`: which message."""
-
-    topic: str
-    offset: Offset
-
-
 class GroupRequests:
     """Answers the REQUEST frames about groups."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._records = broker.consuming.records
-        self._looks: set[asyncio.Task[None]] = set()
         self.operations: dict[str, Operation] = {
             "group.create": self._create,
             "group.change": self._change,
@@ -123,7 +98,7 @@ class GroupRequests:
             "group.pause": self._pause,
             "group.resume": self._resume,
             "group.member": self._member,
-            "message.state": self._message_state,
+            **MessageStates(broker).operations,
             **GroupMoves(broker, self._records).operations,
             **broker.group_holds.operations,
             **DeadRequests(broker).operations,
@@ -268,77 +243,3 @@ class GroupRequests:
         positions = looked_at(self._broker, group)
         looks = min(positions, LISTED_MEMBERS_MAX)
         return len(group.shares) + looks + positions // POSITIONS_PER_LOOK
-
-    # --- one message -------------------------------------------------------------------------
-
-    def _message_state(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        wanted = decode_fields(payload, MessageState)
-        topic = self._broker.catalogue.find(wanted.topic)
-        if wanted.offset >= topic.next_offset:
-            raise OffsetOutOfRange(
-                f"topic {topic.name!r} has no message {wanted.offset}: the next is "
-                f"{topic.next_offset}"
-            )
-        if len(self._looks) >= LOOKS_MAX:
-            raise Overloaded("too many messages are looked at", retry_after_ms=100)
-        look = self._look(topic, wanted.offset, session, request_id)
-        task = asyncio.get_running_loop().create_task(look)
-        self._looks.add(task)
-        task.add_done_callback(partial(self._looked, session, request_id))
-
-    async def _look(self, topic: Topic, offset: int, session: Session, request_id: int) -> None:
-        """Read who published a message, from the disk if need be, and answer."""
-        try:
-            header = await self._header_of(topic, offset)
-            reply(session, request_id, self._state(topic, offset, header))
-        except OnwardError as error:
-            session.refuse(request_id, error)
-        except OSError as error:
-            failure = Unavailable(f"topic {topic.name!r} cannot be read now: {error}")
-            session.refuse(request_id, failure)
-
-    def _looked(self, session: Session, request_id: int, task: asyncio.Task[None]) -> None:
-        self._looks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("looking at a message failed", exc_info=error)
-            session.refuse(request_id, Unavailable(f"looking at the message failed: {error}"))
-
-    async def _header_of(self, topic: Topic, offset: int) -> BatchHeader | None:
-        """Return the header of the batch that has this message; None when it is not stored."""
-        log = self._broker.log
-        span = log.plan(topic.number, offset, bytes_max=0)
-        if offset < topic.first_offset or span is None or span.rows[0].base_offset > offset:
-            return None
-        try:
-            entries = log.read(span, wait=False)
-            if entries is None:
-                entries = await self._broker.in_thread(lambda: log.read(span, wait=True))
-        except (OSError, OnwardError):
-            if span.segment not in log.segments:
-                # Retention took it away meanwhile.
-                return None
-            raise
-        assert entries is not None
-        return _header_in(entries, offset)
-
-    def _state(self, topic: Topic, offset: int, header: BatchHeader | None) -> dict[str, object]:
-        producer_id = header.producer_id if header is not None else 0
-        publisher = self._broker.publishers.find(producer_id)
-        return {
-            "topic": topic.name,
-            "offset": offset,
-            "stored": header is not None,
-            "producer_id": producer_id,
-            "published_by": None if publisher is None else publisher._asdict(),
-            "groups": state_in_groups(self._broker, topic.name, offset),
-        }
-
-
-def _header_in(entries: Buffer, offset: int) -> BatchHeader | None:
-    for entry in entry_heads(entries):
-        base_offset, start = entry.base_offset, entry.body_position
-        for _, header in batches_of(entries, start, start + entry.body_bytes):
-            if base_offset <= offset < base_offset + header.count:
-                return header
-            base_offset += header.count
-    return None

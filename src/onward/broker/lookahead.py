@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import groupby, repeat
 from typing import Final, NamedTuple
 
@@ -31,6 +31,11 @@ from onward.message.batch import RAW_BYTES_MAX, Batch, batches_of, decode_batch
 from onward.message.entry import Entry, entry_heads
 
 OFFSETS_MAX: Final = 4_096
+LOOKS_MAX: Final = 64
+"""So many looks one answer is worth, when somebody asks what a group will do."""
+ANSWERS_MAX: Final = 2
+"""So many answers are looked for at the same time, others wait: members come first, and what was
+seen for an answer costs memory until it is given."""
 BYTES_MAX: Final = 1 << 20
 UNPACKED_BYTES_MAX: Final = 16 << 20
 """A compressed batch is small to read, and may be large to unpack."""
@@ -84,6 +89,19 @@ class LookAhead:
     def __init__(self, log: Log, in_thread: InThread) -> None:
         self._log = log
         self._in_thread = in_thread
+        self.answers = asyncio.Semaphore(ANSWERS_MAX)
+        """To be held by who looks through many messages for somebody who asks."""
+
+    async def look_through(
+        self, topic: Topic, ranges: Sequence[Range], record: GroupRecord, *, limit: int
+    ) -> AsyncGenerator[Looked]:
+        """Look at all of `ranges`, or at what `limit` looks reach; hold `answers` meanwhile."""
+        for _ in range(limit):
+            if not ranges:
+                return
+            looked = await self.look(topic, ranges, record)
+            yield looked
+            ranges = looked.next_ranges
 
     async def look(self, topic: Topic, ranges: Sequence[Range], record: GroupRecord) -> Looked:
         """Look at messages of a topic: as many of `ranges` as one look may, the lowest first."""

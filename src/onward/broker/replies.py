@@ -1,16 +1,24 @@
-"""How a REQUEST is answered: with a JSON object, at once or when what it changed is durable."""
+"""How a REQUEST is answered: with a JSON object.
+
+At once, when what it changed is durable, or when what it asks for has been read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from onward.errors import OnwardError
+from onward.errors import OnwardError, Overloaded, Unavailable
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import encode_json
 
 if TYPE_CHECKING:
     from onward.broker.session import Session
+
+logger = logging.getLogger("onward.requests")
 
 Done = Callable[[OnwardError | None], None]
 """Called once: with None when it is durable, else with why it is not."""
@@ -71,3 +79,40 @@ def and_then(step: Callable[[], None], done: Done) -> Done:
             done(refused)
 
     return go_on
+
+
+class ReadReplies:
+    """Answers that must be read from the log first: a bounded number at a time, none unseen."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._tasks: set[asyncio.Task[Mapping[str, object]]] = set()
+
+    def check_room(self) -> None:
+        """Raise `Overloaded` when too many are under way; to be called before `begin`."""
+        if len(self._tasks) >= self._limit:
+            raise Overloaded(f"{self._limit} such requests are under way", retry_after_ms=100)
+
+    def begin(
+        self, session: Session, request_id: int, fields: Coroutine[None, None, Mapping[str, object]]
+    ) -> None:
+        """Answer a request with what `fields` returns, or with what it raises."""
+        task = asyncio.get_running_loop().create_task(fields)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, session, request_id))
+
+    def _ended(
+        self, session: Session, request_id: int, task: asyncio.Task[Mapping[str, object]]
+    ) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            reply(session, request_id, task.result())
+        elif isinstance(error, OnwardError):
+            session.refuse(request_id, error)
+        else:
+            if not isinstance(error, OSError):
+                logger.error("finding out what a request asks for failed", exc_info=error)
+            session.refuse(request_id, Unavailable(f"this cannot be found out now: {error}"))

@@ -5,8 +5,8 @@
                           └─ group mail:    dead after 3 attempts: no such address
 
 History comes from the rows of `@trace` that name the message, the present from the broker. So it
-can be told after the message itself is gone. Everything here is pure: it is handed rows and replies
-and says what they mean.
+can be told after the message itself is gone: then nothing is said to come that cannot come.
+Everything here is pure: it is handed rows and replies and says what they mean.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             case "reset":
                 return f"the group was reset to offset {self.offset}"
             case "moved":
-                return f"{self.member or 'a member'} went past it"
+                return f"the position of {self.member or 'a member'} is past it"
+            case "moved_back":
+                return f"the position of {self.member or 'a member'} is before it again"
             case "redriven":
                 return "redriven: to be delivered again"
             case "replayed":
@@ -118,41 +120,82 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     group: str
     state: str
-    """`fresh`, `leased`, `taken` (on its way), `waiting` (for its retry), `ready`, `dead`,
-    `finished` (how, says the last event), `broadcast`, or `gone`: the group is no more."""
+    """`fresh`, `leased`, `taken` (on its way), `waiting` (for its retry), `ready`,
+    `behind` (another one of its key comes first), `dead`, `finished` (how, says the last event),
+    `missed` (gone before the group was done with it), `broadcast`, or `gone`: the group is no
+    more."""
     member: str = ""
     lease_ms_left: int = 0
     attempt: int = 1
     due_at_ms: int = 0
     cause: str = ""
     died_at_ms: int = 0
+    paused: bool = False
+    """It is to be delivered, and the group is paused."""
+    behind: str = ""
+    """The message of its key that must be finished first, in an ordered group: `orders/5`."""
+    beyond: bool = False
+    """Too many are before it to tell whether it waits behind another one of its key."""
+    passed: int = 0
+    """Of a broadcast: so many of the `positions` that its members have stored are past it."""
+    positions: int = 0
     events: tuple[LifeEvent, ...] = ()
 
     def sentence(self, *, now_ms: int = 0) -> str:
-        """Return how it is now, in words."""
+        """Return how it is now, in words.
+
+        >>> GroupLife(group="billing", state="behind", behind="orders/5", paused=True).sentence()
+        'waits behind orders/5 of its key; the group is paused'
+        """
+        said = self._state(now_ms)
+        if self.behind and self.state != "behind":
+            said += f"; waits behind {self.behind} of its key"
+        if self.beyond:
+            said += "; too many are before it to tell whether it waits behind one of its key"
+        if self.paused and self.state in ("behind", "waiting"):
+            said += "; the group is paused"
+        return said
+
+    def _state(self, now_ms: int) -> str:
         why = self.cause or (self.events[-1].cause if self.events else "")
         cause = f": {why}" if why else ""
+        attempt = f"attempt {self.attempt}"
+        left = span(max(0, self.lease_ms_left))
         match self.state:
             case "leased" | "taken":
                 if not self.member:
-                    return f"on its way to a member, attempt {self.attempt}"
-                left = span(max(0, self.lease_ms_left))
-                return f"leased by {self.member} for another {left}, attempt {self.attempt}"
+                    return f"on its way to a member, or its outcome to the disk, {attempt}"
+                return f"leased by {self.member} for another {left}, {attempt}"
             case "waiting":
                 wait_ms = max(0, self.due_at_ms - now_ms)
                 due = f"due in {span(wait_ms)} ({format_instant(self.due_at_ms)})"
                 return f"retry {max(1, self.attempt - 1)} {due}{cause}"
+            case "ready" if self.paused:
+                return f"waits because the group is paused, {attempt}"
             case "ready":
-                return f"ready to be delivered, attempt {self.attempt}"
+                return f"ready to be delivered, {attempt}"
+            case "fresh" if self.paused:
+                return "not delivered yet: waits because the group is paused"
             case "fresh":
                 return "not delivered yet"
+            case "behind":
+                return f"waits behind {self.behind} of its key"
+            case "missed":
+                has = f"; {self.member} still has it, for another {left}" if self.member else ""
+                return f"it was retained away before it was consumed{has}"
             case "dead":
                 return f"dead{cause}"
             case "gone":
                 return "the group is no more"
             case "broadcast":
-                return f"every member reads it, {_count(len(self.events), 'member')} went past it"
+                return f"each member reads by itself: {self._passed()}"
         return self.events[-1].sentence() if self.events else self.state
+
+    def _passed(self) -> str:
+        if not self.positions:
+            return "none has stored a position"
+        verb = "is" if self.passed == 1 else "are"
+        return f"{self.passed:,} of {_count(self.positions, 'stored position')} {verb} past it"
 
 
 class ScheduledOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,7 +342,9 @@ class LifeStory:
         return tuple(self._life(alive[name]) for name in sorted(alive))
 
     def _life(self, state: Mapping[str, Any]) -> GroupLife:
-        life = msgspec.convert(dict(state), GroupLife)
+        first = state.get("behind")
+        behind = "" if first is None else f"{self._topic}/{first}"
+        life = msgspec.convert({**state, "behind": behind}, GroupLife)
         events = tuple(self._events.get(life.group, ()))
         return msgspec.structs.replace(life, events=events)
 
@@ -315,11 +360,14 @@ class LifeStory:
         if row.did == "forked":
             # Until then the copy has no rows of its own: what happened, happened to its source.
             self._events[row.group].extend(self._events.get(row.source, ()))
+            passed = [member for group, member in self._passed if group == row.source]
+            self._passed.update((row.group, member) for member in passed)
+        is_back = row.did == "moved" and row.offset <= self._offset
         self._events[row.group].append(
             LifeEvent(
-                did=row.did, at_ms=row.at_ms, member=row.member, attempt=row.attempt,
-                counted=row.counted, due_at_ms=row.due_at_ms, cause=row.cause, took_ms=took_ms,
-                offset=row.offset, source=row.source,
+                did="moved_back" if is_back else row.did, at_ms=row.at_ms, member=row.member,
+                attempt=row.attempt, counted=row.counted, due_at_ms=row.due_at_ms,
+                cause=row.cause, took_ms=took_ms, offset=row.offset, source=row.source,
             )
         )  # fmt: skip
 
@@ -338,11 +386,19 @@ class LifeStory:
         if row.topic != self._topic:
             return False
         if row.did == "moved":
-            if row.offset <= self._offset or (row.group, row.member) in self._passed:
-                return False
-            self._passed.add((row.group, row.member))
-            return True
+            return self._crosses(row)
         return row.did in ("reset", "started")
+
+    def _crosses(self, row: Trace) -> bool:
+        """Tell whether a member's position was on the other side of the message until now."""
+        who, is_past = (row.group, row.member), row.offset > self._offset
+        if is_past == (who in self._passed):
+            return False
+        if is_past:
+            self._passed.add(who)
+        else:
+            self._passed.remove(who)
+        return True
 
 
 def span(duration_ms: int) -> str:

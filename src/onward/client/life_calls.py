@@ -1,7 +1,9 @@
 """Asking about messages: `find` them, and `explain` what happened to one.
 
 Both only look. `find` reads the topic, so it costs what reading costs; `explain` reads the trace
-from the message's event on, because nothing that concerns it can stand before it in the log.
+from the message's event on, because nothing that concerns it can stand before it in the log. Of a
+message that is gone it is read from when the topic was created on: rows before that are about
+another topic, which had its name.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class LifeCalls(Asking):
         state = await self._request({"op": "message.state", "topic": topic, "offset": offset})
         status = await self._request({"op": "status"})
         story = LifeStory(topic, offset)
-        is_complete = await self._read_trace(story, message)
+        created = Start(time_ms=described.created_at_ms)
+        born = created if message is None else Start(event_id=message.event_id)
+        is_complete = await self._read_trace(story, born, is_stored=message is not None)
         return Explanation(
             topic=topic, offset=offset, asked_at_ms=self._clock.now_ms(), message=message,
             node=str(status["node"]), durability=_durability(message, status["durable_event_id"]),
@@ -139,15 +143,14 @@ class LifeCalls(Asking):
         reply = await self._request({"op": "schedule.show", "id": number})
         return msgspec.convert(reply, ScheduledDescription)
 
-    async def _read_trace(self, story: LifeStory, message: Message | None) -> bool:
+    async def _read_trace(self, story: LifeStory, start: Start, *, is_stored: bool) -> bool:
         """Take all rows since the message; tell whether they reach back to it."""
         try:
             first_offset = (await self.topic(TRACE)).first_offset
         except UnknownTopic:
             return True
-        start = "earliest" if message is None else Start(event_id=message.event_id)
         batches = self._reader(TRACE, start).batches()
-        is_complete = message is not None or not first_offset
+        is_complete = is_stored or not first_offset
         try:
             async for batch in batches:
                 if 0 < batch.first_offset == first_offset:

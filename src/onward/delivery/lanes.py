@@ -180,6 +180,24 @@ class Lanes:
         inside = Ranges(ranges)
         return [one for one in self._held if one in inside]
 
+    def first_of_key(self, offset: int) -> int | None:
+        """Return which message of its key comes first, perhaps itself; None when it is not held.
+
+        Only an ordered key has one that all others wait for.
+        """
+        held = self._held.get(offset)
+        if held is None:
+            return None
+        key = held.key
+        if key is None or not self._is_ordered:
+            return offset
+        if key.first is not None:
+            return key.first.offset
+        # The rate of the key holds all of them back: the lowest comes first when it opens.
+        waiting = map(self._held.get, key.waiting.get(None, ()))
+        behind = (one.offset for one in waiting if one is not None and self._is_behind(one))
+        return min(behind, default=offset)
+
     # --- in ----------------------------------------------------------------------------------
 
     def add(

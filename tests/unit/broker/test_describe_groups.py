@@ -1,6 +1,5 @@
-"""What there is to know of a group and of a message: it is told as it is, and cheaply."""
+"""What there is to know of a group: it is told as it is, and cheaply."""
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -8,9 +7,8 @@ import pytest
 from onward.broker import describe, group_requests
 from onward.log.log import Log
 from onward.testing.clock import START_MS, ManualClock
-from onward.testing.disk import FaultyDisk
 
-from .asking import Consumer, Operator, until
+from .asking import Consumer, Operator
 from .speaking import open_broker
 
 
@@ -18,16 +16,6 @@ async def share_of(operator: Operator, group: str = "g") -> dict[str, Any]:
     (share,) = (await operator.ask("group.describe", group=group))["topics"]
     assert isinstance(share, dict)
     return share
-
-
-async def state_in(operator: Operator, offset: int, group: str = "g") -> dict[str, Any]:
-    reply = await operator.ask("message.state", topic="orders", offset=offset)
-    (state,) = [one for one in reply["groups"] if one["group"] == group]
-    assert isinstance(state, dict)
-    return state
-
-
-# --- groups ------------------------------------------------------------------------------------
 
 
 async def test_every_message_of_a_backlog_is_ready_or_waits_or_is_leased() -> None:
@@ -236,133 +224,3 @@ async def test_a_page_of_groups_ends_when_their_positions_are_too_many(
 
 
 # --- messages ----------------------------------------------------------------------------------
-
-
-async def test_the_state_of_a_message_is_told_for_each_group() -> None:
-    clock = ManualClock()
-    broker = await open_broker(clock=clock)
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 6)
-    await operator.ask("group.create", group="idle", topics=["orders"])
-    await operator.ask("group.create", group="all", topics=["orders"], wish={"mode": "broadcast"})
-    consumer = await Consumer.of(broker, "g", member="ann", credit=5)
-    await consumer.got(5)
-    await consumer.ack_offsets(0)
-    await consumer.settle("reject", 1, cause="no such order")
-    await consumer.settle("retry", 2, after_ms=60_000, cause="busy")
-    clock.advance(10_000)
-    assert await state_in(operator, 0) == {"group": "g", "state": "finished", "attempt": 1}
-    assert await state_in(operator, 1) == {
-        "group": "g", "state": "dead", "attempt": 1, "cause": "no such order", "member": "ann",
-        "died_at_ms": START_MS,
-    }  # fmt: skip
-    assert await state_in(operator, 2) == {
-        "group": "g", "state": "waiting", "attempt": 2, "due_at_ms": START_MS + 60_000,
-    }  # fmt: skip
-    assert await state_in(operator, 3) == {
-        "group": "g", "state": "leased", "attempt": 1, "member": "ann", "lease_ms_left": 20_000,
-    }  # fmt: skip
-    assert await state_in(operator, 5) == {"group": "g", "state": "fresh", "attempt": 1}
-    assert (await state_in(operator, 0, "idle"))["state"] == "fresh"
-    assert (await state_in(operator, 0, "all"))["state"] == "broadcast"
-    await consumer.leave()
-    assert (await state_in(operator, 3))["state"] == "ready"
-    await broker.stop()
-
-
-async def test_what_a_choosy_group_has_looked_at_is_ready_until_a_member_has_it() -> None:
-    broker = await open_broker()
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 5, keys=["a", "a", "b", "b", "a"])
-    consumer = await Consumer.of(broker, "g", wish={"mode": "ordered"})
-    assert sorted(await consumer.got(2)) == [0, 2]
-    states = [(await state_in(operator, offset))["state"] for offset in range(4)]
-    assert states == ["leased", "ready", "leased", "ready"]
-    await broker.stop()
-
-
-async def test_a_message_tells_who_published_it_also_after_a_restart() -> None:
-    disk = FaultyDisk(Random(1))
-    broker = await open_broker(disk)
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 3, producer_id=77, sequence=1)
-    await operator.publish("orders", 3)
-    await until(lambda: broker.publishers.find(77))
-    await check_publisher(operator)
-    broker.fail(RuntimeError("killed by the test"))
-    disk.crash(unsynced="lost")
-    broker = await open_broker(disk)
-    await check_publisher(await Operator.of(broker))
-    await broker.stop()
-
-
-async def check_publisher(operator: Operator) -> None:
-    known = await operator.ask("message.state", topic="orders", offset=2)
-    assert (known["stored"], known["producer_id"]) == (True, 77)
-    assert known["published_by"] == {"client": "test", "host": "", "pid": 0}
-    unknown = await operator.ask("message.state", topic="orders", offset=3)
-    assert (unknown["stored"], unknown["producer_id"]) == (True, 0)
-    assert unknown["published_by"] is None
-
-
-async def test_a_message_that_lies_deep_in_an_entry_is_found() -> None:
-    broker = await open_broker()
-    operator = await Operator.of(broker)
-    ids = [
-        operator.speaker.say_publish("orders", [b"x"] * 3, producer_id=number, sequence=1)
-        for number in (1, 2, 3)
-    ]
-    await until(lambda: all(operator.speaker.of(one) for one in ids))
-    replies = [await operator.ask("message.state", topic="orders", offset=n) for n in range(9)]
-    assert [reply["producer_id"] for reply in replies] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    await broker.stop()
-
-
-async def test_a_message_that_was_retained_away_is_not_stored() -> None:
-    broker = await open_broker()
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 6, producer_id=77, sequence=1)
-    broker.catalogue.find("orders").first_offset = 4
-    gone = await operator.ask("message.state", topic="orders", offset=3)
-    assert (gone["stored"], gone["producer_id"], gone["published_by"]) == (False, 0, None)
-    await broker.stop()
-
-
-async def test_a_message_that_needs_the_disk_is_looked_at_without_holding_others_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broker = await open_broker()
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 3, producer_id=77, sequence=1)
-    waited = only_from_disk(monkeypatch)
-    reply = await operator.ask("message.state", topic="orders", offset=1)
-    assert reply["producer_id"] == 77
-    assert waited == [False, True]
-    await broker.stop()
-
-
-async def test_a_disk_that_cannot_be_read_now_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = await open_broker()
-    operator = await Operator.of(broker)
-    await operator.publish("orders", 3)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no")
-
-    monkeypatch.setattr(Log, "read", fail)
-    assert await operator.code("message.state", topic="orders", offset=1) == "unavailable"
-    monkeypatch.undo()
-    await broker.stop()
-
-
-def only_from_disk(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Let nothing lie in the page cache; return where each read notes whether it may wait."""
-    waited: list[bool] = []
-    read = Log.read
-
-    def note(log: Log, span: Any, *, wait: bool) -> Any:
-        waited.append(wait)
-        return read(log, span, wait=True) if wait else None
-
-    monkeypatch.setattr(Log, "read", note)
-    return waited

@@ -10,6 +10,8 @@ from onward.delivery.trace import Trace, encode_rows
 from onward.message.message import Message
 
 SECOND = 1_000
+AT_9_S = "1970-01-01T00:00:09.000Z"
+BEYOND = "too many are before it to tell whether it waits behind one of its key"
 
 
 def story_of(*rows: Trace, topic: str = "orders", offset: int = 7) -> LifeStory:
@@ -113,10 +115,30 @@ def test_a_fork_inherits_what_happened_to_its_source():
     assert sentences(story) == ["acked by ann after 3 ms"]
 
 
-def test_a_member_of_a_broadcast_goes_past_a_message_once():
-    moves = [row("moved", at, ranges=(), member="ann", offset=at) for at in (7, 8, 9)]
+def test_a_position_of_a_broadcast_is_told_whenever_it_crosses_the_message():
+    moves = [row("moved", at, ranges=(), member="ann", offset=at) for at in (7, 8, 9, 6, 5, 20)]
     story = story_of(*moves, row("moved", 10, ranges=(), member="bob", offset=100))
-    assert sentences(story, state="broadcast") == ["ann went past it", "bob went past it"]
+    assert sentences(story, state="broadcast") == [
+        "the position of ann is past it",
+        "the position of ann is before it again",
+        "the position of ann is past it",
+        "the position of bob is past it",
+    ]
+
+
+def test_a_fork_of_a_broadcast_knows_the_positions_of_its_source():
+    story = story_of(
+        row("moved", 1, ranges=(), member="ann", offset=8),
+        Trace(did="forked", at_ms=2, group="trial", source="billing"),
+        row("moved", 3, group="trial", ranges=(), member="ann", offset=9),
+    )
+    assert sentences(story, "trial", state="broadcast") == [
+        "the position of ann is past it",
+        "the group was forked from billing",
+    ]
+    state = {"group": "trial", "state": "broadcast", "passed": 1, "positions": 1}
+    (_, life) = story.lives([state])
+    assert life.sentence() == "each member reads by itself: 1 of 1 stored position is past it"
 
 
 def test_a_group_that_is_no_more_is_still_told_about():
@@ -142,18 +164,43 @@ def test_how_it_is_now_is_a_sentence_for_every_state():
     states: list[tuple[dict[str, object], str]] = [
         ({"state": "leased", "member": "ann", "lease_ms_left": 12_340, "attempt": 2},
          "leased by ann for another 12.3 s, attempt 2"),
-        ({"state": "taken", "attempt": 2}, "on its way to a member, attempt 2"),
+        ({"state": "taken", "attempt": 2},
+         "on its way to a member, or its outcome to the disk, attempt 2"),
         ({"state": "waiting", "attempt": 4, "due_at_ms": now + 90_000},
          "retry 3 due in 1m30s (1970-01-01T00:18:10.000Z)"),
         ({"state": "ready", "attempt": 2}, "ready to be delivered, attempt 2"),
         ({"state": "fresh", "attempt": 0}, "not delivered yet"),
         ({"state": "dead", "cause": "why", "died_at_ms": 5}, "dead: why"),
-        ({"state": "broadcast"}, "every member reads it, 0 members went past it"),
+        ({"state": "broadcast"}, "each member reads by itself: none has stored a position"),
+        ({"state": "broadcast", "passed": 2, "positions": 3},
+         "each member reads by itself: 2 of 3 stored positions are past it"),
+        ({"state": "missed", "attempt": 2}, "it was retained away before it was consumed"),
+        ({"state": "missed", "member": "ann", "lease_ms_left": 9_000},
+         "it was retained away before it was consumed; ann still has it, for another 9 s"),
         ({"state": "finished"}, "finished"),
     ]  # fmt: skip
     for state, wanted in states:
         (life,) = LifeStory("orders", 7).lives([{"group": "billing", **state}])
         assert life.sentence(now_ms=now) == wanted
+
+
+def test_what_holds_a_message_back_is_said():
+    states: list[tuple[dict[str, object], str]] = [
+        ({"state": "ready", "attempt": 2, "paused": True},
+         "waits because the group is paused, attempt 2"),
+        ({"state": "fresh", "paused": True},
+         "not delivered yet: waits because the group is paused"),
+        ({"state": "behind", "behind": 5}, "waits behind orders/5 of its key"),
+        ({"state": "behind", "behind": 5, "paused": True},
+         "waits behind orders/5 of its key; the group is paused"),
+        ({"state": "waiting", "attempt": 2, "due_at_ms": 9_000, "behind": 5, "paused": True},
+         f"retry 1 due in 9 s ({AT_9_S}); waits behind orders/5 of its key; the group is paused"),
+        ({"state": "fresh", "beyond": True},
+         f"not delivered yet; {BEYOND}"),
+    ]  # fmt: skip
+    for state, wanted in states:
+        (life,) = LifeStory("orders", 7).lives([{"group": "billing", **state}])
+        assert life.sentence() == wanted
 
 
 def test_the_text_for_people_counts_from_the_publish():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onward.client.client import Client
-from onward.client.explanation import Publisher
+from onward.client.explanation import GroupLife, Publisher
 from onward.client.groups import DeadLetterDescription
 from onward.delivery.filter import Filter
 from onward.delivery.trace import Trace
@@ -26,6 +26,7 @@ from onward.errors import (
 from onward.message.message import Message
 
 from .calling import Cable, calling
+from .consuming import until
 
 Pair = tuple[Client, Cable]
 
@@ -479,6 +480,53 @@ async def test_a_message_that_retention_took_is_still_explained(pair: Pair):
     (letter,) = await letters(client.dead_letters("billing", messages=True))
     assert letter.message is None
     assert await letters(client.dead_letters("billing", text="order 2")) == []
+
+
+async def test_an_explanation_says_that_a_paused_group_holds_a_message_back(pair: Pair):
+    client, _ = pair
+    await client.pause_group("billing")
+    life = (await client.explain("orders/3")).group("billing")
+    assert life is not None
+    assert life.sentence() == "not delivered yet: waits because the group is paused"
+    assert life.paused
+
+
+async def test_an_explanation_names_the_message_of_its_key_that_another_waits_for(pair: Pair):
+    client, _ = pair
+    await client.create_group("row", "orders", mode="ordered")
+    async with client.consume("orders", group="row", member="ann") as consumer:
+        for delivery in await consumer.fetch(3):
+            await delivery.retry(after="1h")
+        life = (await client.explain("orders/7")).group("row")
+    assert life is not None
+    assert (life.state, life.behind) == ("behind", "orders/1")
+    assert life.sentence() == "waits behind orders/1 of its key"
+
+
+async def test_what_retention_took_before_it_was_consumed_is_not_said_to_come(pair: Pair):
+    client, cable = pair
+    cable.broker.catalogue.by_name["orders"].first_offset = 5
+    life = await client.explain("orders/3")
+    assert life.lines()[1:3] == [
+        "  published, no longer stored: retention took it away",
+        "  group billing: it was retained away before it was consumed",
+    ]
+
+
+async def test_a_topic_that_is_created_anew_is_not_told_what_became_of_an_older_one(pair: Pair):
+    client, cable = pair
+    await happened(cable, "acked", (0, 2), member="ann")
+    await client.delete_topic("orders")
+    deleted_at_ms = cable.broker.clock.now_ms()
+    await until(lambda: cable.broker.clock.now_ms() > deleted_at_ms)
+    await client.publish_many("orders", ["new"] * 10)
+    assert (await client.explain("orders/1")).group("billing") == GroupLife(
+        group="billing", state="fresh", attempt=0
+    )
+    cable.broker.catalogue.by_name["orders"].first_offset = 5
+    assert (await client.explain("orders/1")).group("billing") == GroupLife(
+        group="billing", state="missed", attempt=0
+    )
 
 
 async def test_a_trace_that_begins_too_late_is_said_to_be_incomplete(pair: Pair):

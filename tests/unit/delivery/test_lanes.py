@@ -664,3 +664,46 @@ def test_a_full_house_of_one_key_is_worked_off_one_by_one() -> None:
         assert lanes.take(100, now_ms=0) == [offset]
         lanes.finish([offset])
     assert lanes.room == 1_000
+
+
+# --- who comes first of a key --------------------------------------------------------------------
+
+
+def firsts(lanes: Lanes, count: int) -> list[int | None]:
+    return [lanes.first_of_key(offset) for offset in range(count)]
+
+
+def test_all_of_an_ordered_key_wait_for_the_one_in_line_taken_or_parked() -> None:
+    lanes = lanes_with(mode="ordered")
+    lanes.add(range(5), keys=["a", "b", "a", "a", None], tenants=None, priorities=None)
+    assert firsts(lanes, 6) == [0, 1, 0, 0, 4, None]
+    lanes.take(10, now_ms=0)
+    lanes.park([0])
+    assert firsts(lanes, 4) == [0, 1, 0, 0]
+    lanes.finish([0])
+    assert firsts(lanes, 4) == [None, 1, 2, 2]
+
+
+def test_one_that_comes_back_waits_for_a_later_one_that_is_taken() -> None:
+    lanes = lanes_with(mode="ordered")
+    lanes.add([5], keys=["a"], tenants=None, priorities=None)
+    lanes.take(1, now_ms=0)
+    lanes.add([3], keys=["a"], tenants=None, priorities=None)
+    assert lanes.first_of_key(3) == 5
+
+
+def test_the_lowest_comes_first_of_a_key_that_waits_for_its_rate() -> None:
+    lanes = lanes_with(mode="ordered", key_rate=1)
+    lanes.add(range(4), keys=["a"] * 4, tenants=None, priorities=None)
+    lanes.finish(lanes.take(1, now_ms=0))
+    assert lanes.take(1, now_ms=0) == []
+    assert firsts(lanes, 4) == [None, 1, 1, 1]
+    lanes.finish([1])
+    assert firsts(lanes, 4) == [None, None, 2, 2]
+
+
+def test_without_order_nothing_waits_for_another_one_of_its_key() -> None:
+    lanes = lanes_with(key_concurrency=1)
+    lanes.add(range(2), keys=["a", "a"], tenants=None, priorities=None)
+    lanes.take(2, now_ms=0)
+    assert firsts(lanes, 2) == [0, 1]
