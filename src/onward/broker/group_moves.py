@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -27,12 +26,20 @@ from onward.broker.group_ranges import (
     clipped,
     finished,
     outside,
-    peeked,
     rows_of,
     unfinished,
 )
 from onward.broker.group_records import GroupRecords
-from onward.broker.replies import Done, Operation, and_then, reply, reply_when_done, when_all
+from onward.broker.peek import Peek
+from onward.broker.replies import (
+    Done,
+    Operation,
+    ReadReplies,
+    and_then,
+    reply,
+    reply_when_done,
+    when_all,
+)
 from onward.delivery.group import Group
 from onward.delivery.lease import Lease
 from onward.delivery.ranges import Range, Ranges, count_of, merged
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
     from onward.broker.session import Session
 
 PEEK_MAX = 10_000
+PEEKS_MAX = 100
 ADVANCES_MAX = 100
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -125,6 +133,7 @@ class GroupMoves:
         self._records = records
         self._advances: dict[tuple[str, str], deque[Callable[[], None]]] = {}
         """Who moves a group forward in a topic, the one under way first."""
+        self._peeks = ReadReplies(limit=PEEKS_MAX)
         self.operations: dict[str, Operation] = {
             "group.reset": self._reset,
             "group.skip": self._skip,
@@ -275,9 +284,24 @@ class GroupMoves:
         group = find_sharing(self._broker, wanted.group)
         topic = find_topic(self._broker, group, wanted.topic)
         share = group.shares.get(topic.name)
-        leased = chain.from_iterable(one.ranges for one in self._leases_in(group, topic.name))
-        ranges = [] if share is None else peeked(share, topic, leased=leased, limit=wanted.limit)
-        reply(session, request_id, {"ranges": ranges, "count": count_of(ranges)})
+        if share is None:
+            reply(session, request_id, _peeked([]))
+            return
+        consuming = self._broker.consuming
+        peek = Peek(
+            share, topic, group.record, limit=wanted.limit,
+            leased=lambda: consuming.leases_of(wanted.group).ranges_in(topic.name),
+        )  # fmt: skip
+        if peek.is_plain:
+            reply(session, request_id, _peeked(peek.oldest()))
+            return
+        self._peeks.check_room()
+        self._peeks.begin(session, request_id, self._choose(peek))
+
+    async def _choose(self, peek: Peek) -> dict[str, object]:
+        look_ahead = self._broker.consuming.look_ahead
+        async with look_ahead.answers:
+            return _peeked(await peek.chosen(look_ahead))
 
     def _set_position(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, PositionSet)
@@ -397,6 +421,10 @@ class Move:
         self.fields = fields
         self.dry_run = dry_run
         self.done: Done = reply_when_done(session, request_id, lambda: self.fields)
+
+
+def _peeked(ranges: list[Range]) -> dict[str, object]:
+    return {"ranges": ranges, "count": count_of(ranges)}
 
 
 # --- what requests are about -------------------------------------------------------------------

@@ -6,7 +6,6 @@ Nothing here acts, and nothing loops over messages, except over the few that fai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -61,16 +60,6 @@ def finished(share: Share, ranges: Iterable[Range]) -> list[Range]:
     else:
         dead = list(share.dead)
     return without(parts, Ranges(ranges_of(dead)))
-
-
-def peeked(share: Share, topic: Topic, *, leased: Iterable[Range], limit: int) -> list[Range]:
-    """Return what would be delivered next, at most `limit` messages: the oldest.
-
-    That is all that is unfinished, but what waits for a retry and what a member holds.
-    """
-    first = max(share.cursor, topic.first_offset)
-    away = Ranges(merged(chain(leased, ranges_of(share.retries))))
-    return Ranges(without(share.unfinished(first, topic.next_offset), away)).take(limit)
 
 
 def rows_of(

@@ -28,7 +28,7 @@ from onward.client.groups import (
 )
 from onward.client.life_calls import LifeCalls
 from onward.client.topics import Duration, read_start
-from onward.delivery.ranges import Range
+from onward.delivery.ranges import Range, offsets_of
 from onward.delivery.record import Mode
 from onward.delivery.retry import RetryPolicy
 from onward.errors import InvalidRequest
@@ -335,6 +335,9 @@ class GroupCalls(DeadCalls, LifeCalls):
     async def peek(self, group: str, topic: str, *, n: int = 10) -> list[Message]:
         """Return the messages that would be delivered next, without delivering them.
 
+        What the group's filter drops is left out, and a group that chooses gives them in the order
+        of its choice; both as far as the broker looks ahead: 65,536 messages that wait.
+
         >>> import asyncio, onward
         >>> async def main() -> list[bytes]:
         ...     async with onward.connect("memory:") as mq:
@@ -349,10 +352,11 @@ class GroupCalls(DeadCalls, LifeCalls):
         reply = await self._request(
             {"op": "group.peek", "group": group, "topic": topic, "limit": n}
         )
-        ranges = sorted(msgspec.convert(reply["ranges"], list[Range]))
+        ranges = msgspec.convert(reply["ranges"], list[Range])
         first_offset = (await self.topic(topic)).first_offset
-        found = collect(self._reader_at, topic, ranges, first_offset=first_offset)
-        return [message async for message in found][:n]
+        found = collect(self._reader_at, topic, sorted(ranges), first_offset=first_offset)
+        messages = {message.offset: message async for message in found}
+        return [messages[one] for one in offsets_of(ranges) if one in messages][:n]
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -262,6 +262,14 @@ async def test_a_fork_stands_where_its_source_stood(pair: Pair):
     assert (await client.group("billing")).backlog == 3
 
 
+async def test_a_peek_shows_messages_in_the_order_in_which_they_would_come(pair: Pair):
+    client, _ = pair
+    await client.publish("orders", "urgent", priority=9)
+    await client.create_group("urgent", "orders", priorities=True)
+    shown = [message.offset for message in await client.peek("urgent", "orders", n=3)]
+    assert shown == [10, 0, 1]
+
+
 async def test_a_peek_shows_what_comes_next_and_changes_nothing(pair: Pair):
     client, cable = pair
     await happened(cable, "acked", (0, 2), (3, 5))
