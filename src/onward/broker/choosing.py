@@ -67,6 +67,10 @@ class Source(Protocol):
         """Let ranges that were taken be taken again."""
         ...
 
+    def put_back(self, ranges: list[Range]) -> None:
+        """Take back what did not fit into a delivery: it comes next, before what is after it."""
+        ...
+
     def applied(self, row: Trace) -> None:
         """Follow what a durable row did to the share."""
         ...
@@ -91,15 +95,20 @@ class PlainSource:
         self.share = share
         self._topic = topic
         self._is_exclusive = is_exclusive
+        self._back = Ranges()
+        """What did not fit into the delivery that it was taken for."""
         self.is_looking = False
 
     def available(self) -> int:
         """Return how many offsets `take` could give."""
         fresh = self._topic.next_offset - self.share.head
-        return self.share.ready.count + (0 if self.share.is_full else max(0, fresh))
+        known = self._back.count + self.share.ready.count
+        return known + (0 if self.share.is_full else max(0, fresh))
 
     def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets."""
+        if self._back:
+            return self._back.take(limit)
         # Whoever takes over goes on where the one before was: nothing overtakes what comes again.
         is_late = self._is_exclusive and bool(self.share.ready)
         return self.share.take(
@@ -110,8 +119,20 @@ class PlainSource:
         """Let ranges that were taken be taken again."""
         self.share.give_back(ranges)
 
+    def put_back(self, ranges: list[Range]) -> None:
+        """Let what did not fit come next; in an exclusive group all that comes again does."""
+        if self._is_exclusive:
+            self.share.give_back(ranges)
+        else:
+            self._back.update(_unfinished(self.share, ranges))
+
     def applied(self, row: Trace) -> None:
-        """Nothing is kept here that a row could change."""
+        """Follow what a durable row did to the share."""
+        if row.did == "reset":
+            self._back.clear()
+        elif self._back:
+            for start, end in row.ranges:
+                self._back.remove(start, end)
 
     def wait_ms(self) -> int | None:
         """Nothing waits here."""
@@ -122,7 +143,9 @@ class PlainSource:
         return offset
 
     def close(self) -> None:
-        """Nothing is kept here."""
+        """Give everything that is not granted back to the share."""
+        self.share.give_back(list(self._back))
+        self._back.clear()
 
 
 class ChosenSource:
@@ -155,6 +178,8 @@ class ChosenSource:
         """What was taken from the share for the look that is under way."""
         self._looked_again = Ranges()
         """What of it had failed before."""
+        self._left: list[Range] = []
+        """What the last look did not come to; it stays what it was, fresh or failed."""
         self._is_closed = False
         self._has_warned = False
         self._aside: dict[str | None, Ranges] = {}
@@ -216,6 +241,13 @@ class ChosenSource:
             rest.remove(offset, offset + 1)
         self.share.give_back(list(rest))
 
+    def put_back(self, ranges: list[Range]) -> None:
+        """Let what did not fit come next: it was looked at, and is wanted."""
+        if self._lanes is None:
+            self._wanted.update(_unfinished(self.share, ranges))
+        else:
+            self.give_back(ranges)
+
     def applied(self, row: Trace) -> None:
         """Follow what a durable row did to the share."""
         for ranges in self._aside.values():
@@ -261,7 +293,8 @@ class ChosenSource:
         for ranges in self._aside.values():
             self.share.give_back(list(ranges))
         self._aside.clear()
-        self.share.give_back([*self._wanted, *self._wanted_again])
+        self.share.give_back([*self._left, *self._wanted, *self._wanted_again])
+        self._left = []
         if self._lanes is not None:
             self.share.give_back(ranges_of(self._lanes.drop_all()))
         self._wanted.clear()
@@ -272,6 +305,7 @@ class ChosenSource:
         self._wanted.clear()
         self._wanted_again.clear()
         self._aside.clear()
+        self._left = []
         self._parked = []
         if self._lanes is not None:
             self._lanes.drop_all()
@@ -302,6 +336,9 @@ class ChosenSource:
             self._parked = merged([*waiting, *self._leased()])
         if self._parked:
             return self._parked
+        left, self._left = _unfinished(self.share, self._left), []
+        if left:
+            return left
         if self._lanes is not None and (aside := self._next_aside()):
             return aside
         # What is known needs no room; of the rest only as much is taken as there is room for.
@@ -367,8 +404,11 @@ class ChosenSource:
         if is_parked:
             # Others may have been added meanwhile, behind these.
             self._parked = [*looked.next_ranges, *(self._parked or ())[len(ranges) :]]
-        else:
+        elif self._record.mode == "ordered":
+            # Something that failed may be before it by then: both are put in order by the share.
             self.share.give_back(looked.next_ranges)
+        else:
+            self._left = looked.next_ranges
         self._take_in(looked, is_parked=is_parked)
 
     def _take_in(self, looked: Looked, *, is_parked: bool) -> None:
@@ -444,6 +484,10 @@ class ChosenSource:
             asyncio.get_running_loop().call_later(1, self._wake)
         else:
             self._wake()
+
+
+def _unfinished(share: Share, ranges: list[Range]) -> list[Range]:
+    return [part for start, end in ranges for part in share.unfinished(start, end)]
 
 
 GONE = "it was retained away before it was consumed"

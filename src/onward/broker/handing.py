@@ -110,7 +110,7 @@ class Handing:
             return
         for start, end in parcel.rest:
             if back := crew.leases.settle(lease.id, start, end, member=member.name):
-                source.give_back(back)
+                source.put_back(back)
                 crew.give(member, count_of(back))
         now_ms = self._broker.clock.now_ms()
         rows = parcel.rows(crew.group.record.name, topic.name, member.name, now_ms=now_ms)

@@ -421,7 +421,7 @@ class Consumer:
         """
         async with self._waiting:
             if not self._membership.rest:
-                self._membership.rest.extend((await self._next_batch(n)).messages())
+                self._membership.lay_out(await self._next_batch(n))
 
     async def _next_batch(self, n: int) -> DeliveryBatch:
         """Return the next batch, or end the loop."""

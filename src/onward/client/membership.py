@@ -240,8 +240,14 @@ class Membership:
         batch = self.take_batch()
         if batch is None:
             return False
-        self.rest.extend(batch.messages())
+        self.lay_out(batch)
         return True
+
+    def lay_out(self, batch: DeliveryBatch) -> None:
+        """Let the messages of a batch be taken one by one; what cannot be read waits no more."""
+        count = batch.count
+        self.rest.extend(batch.messages())
+        self.took(count - batch.count)
 
     async def catch_up(self) -> None:
         """Wait until what the broker has sent by now is here; not for long, if it is far or busy.

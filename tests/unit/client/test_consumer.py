@@ -23,6 +23,7 @@ from onward.errors import (
     TopicEnded,
     UnknownGroup,
 )
+from onward.message import columns
 from onward.message.batch import encode_batch
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import publish_head
@@ -427,6 +428,31 @@ async def test_a_message_that_cannot_be_decoded_becomes_a_dead_letter_and_stops_
         dead = [one async for one in client.dead_letters("g")]
         assert [one.offset for one in dead] == [1, 2, 3]
         assert "cannot be decoded" in dead[0].cause
+
+
+async def test_many_messages_that_cannot_be_decoded_use_up_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed_rightly = columns.pack_headers
+
+    def packed_wrongly(headers: Any) -> bytes:
+        packed = packed_rightly(headers)
+        return bytes(len(packed) - 8) + b"\xff" * 8
+
+    with monkeypatch.context() as patched:
+        patched.setattr(columns, "pack_headers", packed_wrongly)
+        bad = encode_batch([b"x"], headers=[{"name": "a value of some length"}])
+    async with calling() as (client, _, _):
+        for sequence in range(1, 101):
+            await client.publish_encoded("orders", bad, producer_id=9, sequence=sequence)
+        await client.publish("orders", b"good")
+        for group, verb in (("g", "iterate"), ("h", "take")):
+            async with client.consume("orders", group=group) as consumer:
+                if verb == "iterate":
+                    (found,) = await collect(consumer, 1)
+                else:
+                    (found,) = await asyncio.wait_for(consumer.take(), PATIENCE_S)
+            assert found.body == b"good"
 
 
 def _write_checksum(batch: bytearray) -> None:
@@ -857,3 +883,17 @@ async def test_a_fetch_says_how_many_it_may_take(n: Any) -> None:
     async with calling() as (client, _, _):
         with pytest.raises(InvalidRequest, match="messages can be taken"):
             await client.fetch("orders", group="g", n=n)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tags": "news"}, {"priorities": True}, {"tenants": {"a": 1}}, {"key_rate": 10_000}],
+)
+async def test_a_long_backlog_of_large_messages_comes_in_its_order(options: dict[str, Any]) -> None:
+    """Longer than what one look into the log reads."""
+    async with calling() as (client, _, _):
+        for _ in range(12):
+            await client.publish_many("orders", [b"x" * 1_000] * 300, tags=["news"] * 300)
+        async with client.consume("orders", group="g", **options) as consumer:
+            found = await fetch(consumer, 3_600)
+        assert [one.offset for one in found] == list(range(3_600))
