@@ -35,6 +35,8 @@ from onward.errors import (
     Overloaded,
     ProtocolError,
     Stopping,
+    TopicEnded,
+    UnknownTopic,
     from_wire,
 )
 from onward.message.entry import entry_heads
@@ -98,6 +100,7 @@ class Following:
         self._policy = RetryPolicy()
         self._place = place
         self._kept = dict(positions)
+        """Where we were in topics that are not read now: they stay where they were stored."""
         self._now_ms = now_ms
         self._push = push
         self._finish = finish
@@ -119,8 +122,9 @@ class Following:
 
     @property
     def positions(self) -> dict[str, Position]:
-        """How far each topic is."""
-        return {stream.topic: stream.position for stream in self._streams.values()}
+        """How far each topic is, also those that are not read now."""
+        read = {stream.topic: stream.position for stream in self._streams.values()}
+        return self._kept | read
 
     def begin(self, link: Link, joined: Joined) -> None:
         """Read on over a new connection; `joined` says where to begin with what is new to us."""
@@ -200,7 +204,7 @@ class Following:
 
     def _read(self, stream: Stream) -> None:
         link = self._link
-        if link is None or not link.is_open or self._is_closed:
+        if link is None or not link.is_open or self._is_closed or not self._is_read(stream):
             return
         stream.request_id = link.expect(partial(self._take, stream, link))
         read = Read(
@@ -208,6 +212,14 @@ class Following:
             number=stream.number or msgspec.UNSET,
         )  # fmt: skip
         link.send(Kind.READ, stream.request_id, encode_json(read))
+
+    def _read_again(self, stream: Stream, link: Link | None) -> None:
+        if link is self._link:  # over a new connection it is read already
+            self._read(stream)
+
+    def _is_read(self, stream: Stream) -> bool:
+        """Tell whether it has not been replaced by one of another topic of its name."""
+        return self._streams.get(stream.topic) is stream
 
     def _find_place(self, stream: Stream) -> None:
         """Our place is no more in the topic: ask what it holds, and read on there."""
@@ -238,17 +250,28 @@ class Following:
 
     def _ended(self, stream: Stream, error: OnwardError) -> None:
         """A topic cannot be read: for now, from there, or any more."""
-        if self._is_closed:
+        if self._is_closed or not self._is_read(stream):
             return
         if isinstance(error, Overloaded | Stopping):
             pause_s = max(getattr(error, "retry_after_ms", 0), 50) / 1000
-            self._later(pause_s, partial(self._read, stream))
+            self._later(pause_s, partial(self._read_again, stream, self._link))
         elif isinstance(error, OffsetOutOfRange):
             self._find_place(stream)
         else:
-            del self._streams[stream.topic]
-            if not self._streams:
-                self._finish(error)
+            self._leave(stream, error)
+
+    def _leave(self, stream: Stream, error: OnwardError) -> None:
+        """Read a topic no more on this connection; on the next we go on where we were."""
+        del self._streams[stream.topic]
+        if not isinstance(error, TopicEnded | UnknownTopic):
+            self._kept[stream.topic] = stream.position
+        if not self._streams:
+            self._finish(error)
+            return
+        logger.warning(
+            "topic is read no more: topic=%s group=%s member=%s error=%s",
+            stream.topic, self.group, self.member, error,
+        )  # fmt: skip
 
     def _arrived(self, stream: Stream, link: Link, entries: bytes | bytearray) -> None:
         ranges = merged(

@@ -192,15 +192,32 @@ class Reader:
             return
         link.lost.add_done_callback(self._wake)
         try:
-            # Who follows waits for what is not published yet; all else the broker has already.
-            async with asyncio.timeout(None if self._follow else self._timeout_s) as limit:
+            if not await self._arrives():
+                await self._hear_from(link)
+        finally:
+            link.lost.remove_done_callback(self._wake)
+
+    async def _arrives(self) -> bool:
+        """Wait until something has arrived; False when half of the time to wait is over."""
+        # Who follows waits for what is not published yet; all else the broker has already.
+        try:
+            async with asyncio.timeout(None if self._follow else self._timeout_s / 2) as limit:
                 await self._arrived.wait()
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise NotConnected(f"no answer in time for a read of topic {self._topic!r}") from None
+        # It may have arrived while the loop was blocked, beside the end of the time.
+        return self._arrived.is_set()
+
+    async def _hear_from(self, link: Link) -> None:
+        """Ask for a sign of life: a broker that only lets us stand in line is waited for."""
+        request_id = link.expect(lambda kind, payload: self._arrived.set())
+        try:
+            link.send(Kind.PING, request_id)
+            if not await self._arrives():
+                raise NotConnected(f"no answer in time for a read of topic {self._topic!r}")
         finally:
-            link.lost.remove_done_callback(self._wake)
+            link.forget(request_id)
 
     def _wake(self, _: object) -> None:
         self._arrived.set()

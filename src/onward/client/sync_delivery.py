@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from onward.client.delivery import Delivery
 from onward.client.topics import Duration
-from onward.errors import NotConnected
+from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Calls(NamedTuple):
 
         try:
             found: T = self.run(look())
-        except NotConnected:
+        except (NotConnected, InvalidRequest):
+            # Nothing changes any more, or this is the client's thread: it does not wait for itself.
             return at()
         return found
 

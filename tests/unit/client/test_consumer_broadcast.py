@@ -10,7 +10,7 @@ import pytest
 from onward import Client, Conflict, Corruption, Delivery, InvalidRequest
 from onward.client.consumer import Consumer
 from onward.client.position import PositionFile
-from onward.errors import TopicEnded
+from onward.errors import Overloaded, TopicEnded
 
 from .calling import calling, turns
 from .consuming import PATIENCE_S, collect, fetch, until
@@ -469,3 +469,69 @@ async def test_a_broadcast_that_stops_can_still_finish_what_it_has() -> None:
         await consumer.aclose()
         async with broadcast(client, member="a") as consumer:
             assert await texts(consumer, 2) == ["2", "3"]
+
+
+async def test_a_topic_that_cannot_be_read_for_a_while_is_read_on_where_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "place.json"
+    async with calling() as (client, cable, _):
+        for topic in ("ticks", "news"):
+            await client.publish(topic, "before")
+        consumer = client.consume(
+            ["ticks", "news"], group="prices", mode="broadcast", position=str(path)
+        )
+        await consumer.join()
+        await client.publish("news", "1")
+        (first,) = await fetch(consumer, 1)
+        await first.ack()
+        await client.change_topic("news", rule="write-only")
+        await until(lambda: "topic is read no more: topic=news" in caplog.text)
+        await client.publish("news", "2")
+        await client.change_topic("news", rule="read-write")
+        cable.cut()
+        await client.publish("news", "3")
+        assert await texts(consumer, 2) == ["2", "3"]
+        await consumer.aclose()
+    assert offsets_in(path) == {"ticks": 1, "news": 2}  # the last two were not acked
+
+
+async def test_a_position_file_keeps_what_is_not_read_this_time(tmp_path: Path) -> None:
+    path = tmp_path / "place.json"
+
+    def member(client: Client, *topics: str) -> Consumer:
+        return client.consume(topics, group="prices", mode="broadcast", position=str(path))
+
+    async with calling() as (client, _, _):
+        for topic in ("ticks", "news"):
+            await client.publish(topic, "before")
+        async with member(client, "ticks", "news"):
+            await turns()
+        async with member(client, "ticks"):
+            await turns()
+        assert offsets_in(path) == {"ticks": 1, "news": 1}
+        await client.publish("news", "while it was away")
+        async with member(client, "ticks", "news") as consumer:
+            assert await texts(consumer, 1) == ["while it was away"]
+
+
+async def test_what_was_to_be_read_again_of_a_topic_that_ended_harms_nobody() -> None:
+    async with calling() as (client, cable, _):
+        await client.publish("ticks", "old")
+        async with broadcast(client, member="m") as consumer:
+            following = consumer._following
+            assert following is not None
+            assert following._link is not None
+            stream = following._streams["ticks"]
+            following._link.forget(stream.request_id)
+            following._ended(stream, Overloaded("busy", retry_after_ms=300))
+            cable.cut()
+            await turns()
+            await client.delete_topic("ticks")
+            await client.publish("ticks", "before")
+            taking = asyncio.ensure_future(texts(consumer, 1))
+            await until(lambda: following._streams["ticks"] is not stream)
+            await until(lambda: not following._timers)
+            await turns()
+            await client.publish("ticks", "new")
+            assert await taking == ["new"]

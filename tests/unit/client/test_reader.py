@@ -211,6 +211,22 @@ async def test_a_read_of_a_broker_that_is_silent_ends_at_the_deadline_and_a_foll
                 [message async for message in client.read("orders", follow=True)]
 
 
+async def test_a_read_waits_for_a_broker_that_lives_and_has_no_room_for_it_yet() -> None:
+    async with calling(timeout_s=0.2) as (client, cable, _):
+        await client.publish("orders", b"a")
+        delivering = cable.broker.delivering
+        delivering._unsent_bytes += 64 << 20  # the sockets of other readers are full
+        reading = asyncio.ensure_future(client.get("orders", 0))
+        read = asyncio.ensure_future(anext(aiter(client.read("orders"))))
+        await asyncio.sleep(0.5)
+        assert not read.done()
+        with pytest.raises(NotConnected):
+            await reading
+        delivering._unsent_bytes -= 64 << 20
+        delivering._admit_soon()
+        assert (await asyncio.wait_for(read, 60)).body == b"a"
+
+
 async def test_what_only_asks_is_asked_again_when_the_connection_was_lost() -> None:
     async with calling() as (client, cable, _):
         await client.publish("orders", b"a")

@@ -326,3 +326,19 @@ def test_what_is_known_of_a_delivery_is_still_known_after_the_client() -> None:
     assert (done.is_settled, left.is_lost) == (True, True)
     with pytest.raises(NotConnected):
         left.ack_soon()
+
+
+def test_a_delivery_can_be_looked_at_where_its_future_tells_that_it_is_done() -> None:
+    seen: list[object] = []
+    looked = threading.Event()
+    with connect_sync("memory:") as mq:
+        mq.publish("orders", "a")
+        (delivery,) = mq.fetch("orders", group="g")
+
+        def look(_: object) -> None:
+            seen.append((delivery.is_settled, delivery.is_lost))
+            looked.set()
+
+        delivery.ack_soon().add_done_callback(look)
+        assert looked.wait(60)
+    assert seen == [(True, False)]
