@@ -276,10 +276,18 @@ class Walk:
             return self._found("damaged", segment, position, end, index, crc)
         crc = self.last_crc or 0
         if following.first_index > self.next_index:
-            first = next(scan(following, 0), None)
-            crc = first[0].previous_crc if first else 0
+            crc = self._crc_before(following)
             return self._found("damaged", segment, position, end, following.first_index, crc)
         return self._found("trailing", segment, position, end, self.next_index, crc)
+
+    def _crc_before(self, segment: Segment) -> int:
+        """Return the checksum that a segment goes on from; 0 when nothing knows it any more."""
+        first = next(scan(segment, 0), None)
+        if first is not None:
+            return first[0].previous_crc
+        # A tail without entries: what is appended next refers to what its checkpoint says.
+        mark = self.mark_in(segment)
+        return mark.last_crc if mark is not None and mark.position == 0 else 0
 
     def _found(
         self, kind: Literal["damaged", "trailing", "torn"], segment: Segment, position: int,

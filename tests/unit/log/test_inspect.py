@@ -221,6 +221,50 @@ def test_a_full_segment_that_was_cut_short_is_closed_with_a_gap(bytes_left: int)
     assert not after.is_damaged, after.damages
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_gap_before_an_empty_segment_goes_on_from_what_its_checkpoint_says(is_cut: bool):
+    folder = make(5)
+    roll(folder)
+    path, last = folder.entries[-1]
+    if is_cut:
+        folder.cut(path, last.position)
+    else:
+        folder.flip(5)
+    assert folder.check().problems == []
+    folder.repair()
+    assert not needs_repair(folder.check())
+    append(folder, 4)
+    assert not folder.check().is_damaged, "what is appended fits to the gap"
+    assert folder.indexes() == [6, 7, 8, 9]
+
+
+def roll(folder: Folder) -> None:
+    """Begin another segment, and leave a checkpoint in it."""
+    opened = open_log(folder.disk, FOLDER, limits=LIMITS, load=lambda _: lambda e, b: None)
+    log = opened.log
+    write = log.stage_roll()
+    log.perform(write, sync=True)
+    log.finish(write)
+    while (segment := log.unsealed()) is not None:
+        log.sealed(segment, log.seal(segment))
+    begun = Checkpoint(log.next_index - 1, log.last_crc, 0, 0, log.tail.first_index, 0, [], b"")
+    write_checkpoint(folder.disk, FOLDER, begun)
+    log.close()
+    opened.unlock()
+
+
+def append(folder: Folder, count: int) -> None:
+    """Write more entries, as a broker does that is started again."""
+    opened = open_log(folder.disk, FOLDER, limits=LIMITS, load=lambda _: lambda e, b: None)
+    for number in range(count):
+        draft = Draft(Kind.MESSAGES, 2_000 + number, 1, 100 + number, 1, [b"more" * 32])
+        write = opened.log.stage([draft])
+        opened.log.perform(write, sync=True)
+        opened.log.finish(write)
+    opened.log.close()
+    opened.unlock()
+
+
 def test_bytes_after_the_last_entry_of_a_full_segment_cost_nothing():
     folder = make(checkpoint_at=30)
     path = folder.paths[1]
