@@ -155,7 +155,7 @@ def _position_rows(
 ) -> list[dict[str, object]]:
     """Members of broadcasts ranked by what is left for them; those that nobody knows last."""
     offsets = {
-        (group.group, one.member, one.topic): one.offset or 0
+        (group.group, one.member, one.topic): one.offset
         for group in before.groups
         for one in group.positions
     }
@@ -163,9 +163,8 @@ def _position_rows(
     listed.sort(key=lambda row: -1 if row[1].backlog is None else row[1].backlog, reverse=True)
     rows = []
     for name, one in listed:
-        offset = one.offset or 0
-        done = offset - offsets.get((name, one.member, one.topic), offset)
-        rate = _rate(done, elapsed_s) if one.is_known else None
+        last = offsets.get((name, one.member, one.topic), one.offset)
+        rate = None if one.offset is None or last is None else _rate(one.offset - last, elapsed_s)
         rows.append(position_row(one, now_ms=now_ms) | {"group": name, "done/s": rate})
     return rows
 

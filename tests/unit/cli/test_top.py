@@ -75,13 +75,14 @@ def standing(at_s: float, *positions: PositionDescription) -> Sample:
     return Sample(at_s, {"node": "here"}, [], [group])
 
 
-def test_members_of_broadcasts_are_ranked_by_what_is_left_for_them():
-    def position(member: str, offset: int | None, **fields: Any) -> PositionDescription:
-        backlog = None if offset is None else 100 - offset
-        return PositionDescription(
-            member=member, topic="prices", offset=offset, end=100, backlog=backlog, **fields
-        )
+def position(member: str, offset: int | None, **fields: Any) -> PositionDescription:
+    backlog = None if offset is None else 100 - offset
+    return PositionDescription(
+        member=member, topic="prices", offset=offset, end=100, backlog=backlog, **fields
+    )
 
+
+def test_members_of_broadcasts_are_ranked_by_what_is_left_for_them():
     before = standing(0.0, position("north", 10), position("south", 90))
     now = standing(
         2.0, position("file", None, connected=True), position("south", 100, connected=True),
@@ -95,6 +96,14 @@ def test_members_of_broadcasts_are_ranked_by_what_is_left_for_them():
         ("south", "screens", "connected", 100, 0, None, 5.0),
         ("file", "screens", "connected", "unknown", None, None, None),
     ]
+
+
+def test_a_position_that_was_unknown_has_no_rate():
+    before = standing(0.0, position("named", None), position("filed", 90), position("first", 0))
+    now = standing(1.0, position("named", 90), position("filed", None), position("first", 40))
+    view = make_view(before, now, now_ms=0, rows_max=10)
+    rates = {row["member"]: row["done/s"] for row in view.positions}
+    assert rates == {"named": None, "filed": None, "first": 40.0}
 
 
 def test_the_screen_shows_where_members_of_a_broadcast_are(onward: Onward):
