@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from onward.client.reader import ReadBatch, Reader
 from onward.client.topics import duration_ms, instant_ms
-from onward.delivery.ranges import Range
+from onward.delivery.ranges import Range, Ranges
 from onward.durations import parse_instant_ms
 from onward.errors import InvalidRequest, OffsetOutOfRange
 from onward.message.message import Message
@@ -154,12 +154,13 @@ async def collect(
     kept = [(max(start, first_offset), end) for start, end in ranges if end > first_offset]
     for stretch in stretches(kept):
         start, end = stretch[0][0], stretch[-1][1]
+        asked = Ranges(stretch)
         # A few messages are worth a small read; the credit of a long one is given as usual.
         reader = open_reader(topic, start, 1 if end - start == 1 else 256 << 10)
         batches = reader.batches()
         try:
             async for batch in batches:
-                for message in _in_ranges(batch, stretch):
+                for message in _in_ranges(batch, asked):
                     yield message
                 if batch.first_offset + batch.count >= end:
                     break
@@ -184,9 +185,9 @@ def stretches(ranges: Iterable[Range]) -> list[list[Range]]:
     return runs
 
 
-def _in_ranges(batch: ReadBatch, ranges: Sequence[Range]) -> list[Message]:
-    first, last = batch.first_offset, batch.first_offset + batch.count
-    inside = [(max(s, first), min(e, last)) for s, e in ranges if s < last and e > first]
+def _in_ranges(batch: ReadBatch, ranges: Ranges) -> list[Message]:
+    first = batch.first_offset
+    inside = ranges.overlap(first, first + batch.count)
     if not inside:
         return []
     messages = batch.messages()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from onward.client import group_calls
 from onward.client.client import Client
 from onward.client.explanation import GroupLife, Publisher
+from onward.client.finding import OpenReader, collect
 from onward.client.groups import DeadLetterDescription
 from onward.delivery.filter import Filter
+from onward.delivery.ranges import Range
 from onward.delivery.trace import Trace
 from onward.errors import (
     AlreadyExists,
@@ -268,6 +271,31 @@ async def test_a_peek_shows_messages_in_the_order_in_which_they_would_come(pair:
     await client.create_group("urgent", "orders", priorities=True)
     shown = [message.offset for message in await client.peek("urgent", "orders", n=3)]
     assert shown == [10, 0, 1]
+
+
+async def test_a_peek_that_chooses_every_other_message_reads_them_as_few_ranges(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    client, _ = pair
+    fetched: list[list[Range]] = []
+
+    def collect_and_note(
+        reader: OpenReader, topic: str, ranges: list[Range], *, first_offset: int
+    ) -> AsyncGenerator[Message]:
+        fetched.append(ranges)
+        return collect(reader, topic, ranges, first_offset=first_offset)
+
+    monkeypatch.setattr(group_calls, "collect", collect_and_note)
+    for number in range(200):
+        await client.publish("turns", str(number), priority=number % 2)
+    await client.create_group("choosy", "turns", priorities=True)
+    shown = await client.peek("choosy", "turns", n=200)
+    in_order = [*range(1, 200, 2), *range(0, 200, 2)]
+    assert [one.offset for one in shown] == in_order
+    assert [one.body for one in shown] == [b"%d" % number for number in in_order]
+    some = await client.peek("choosy", "turns", n=130)
+    assert [one.offset for one in some] == in_order[:130]
+    assert [len(ranges) for ranges in fetched] == [1, 71]
 
 
 async def test_a_peek_shows_what_comes_next_and_changes_nothing(pair: Pair):
