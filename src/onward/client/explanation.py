@@ -135,7 +135,7 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     behind: str = ""
     """The message of its key that must be finished first, in an ordered group: `orders/5`."""
     beyond: bool = False
-    """Too many are before it to tell whether it waits behind another one of its key."""
+    """It was too much to find out whether it waits behind another one of its key."""
     passed: int = 0
     """Of a broadcast: so many of the `positions` that its members have stored are past it."""
     positions: int = 0
@@ -151,7 +151,7 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.behind and self.state != "behind":
             said += f"; waits behind {self.behind} of its key"
         if self.beyond:
-            said += "; too many are before it to tell whether it waits behind one of its key"
+            said += "; it was too much to find out whether it waits behind one of its key"
         if self.paused and self.state in ("behind", "waiting"):
             said += "; the group is paused"
         return said

@@ -1,11 +1,16 @@
 """How one message stands, and who published it: what is told is true now."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
 from onward.broker import key_order, lookahead
+from onward.broker.catalogue import Topic
+from onward.broker.lookahead import LookAhead, Looked
+from onward.delivery.ranges import Range
+from onward.delivery.record import GroupRecord
 from onward.log.log import Log
 from onward.testing.clock import START_MS, ManualClock
 from onward.testing.disk import FaultyDisk
@@ -254,6 +259,77 @@ async def test_what_has_too_many_before_it_is_said_to_be_beyond(
     monkeypatch.setattr(lookahead, "OFFSETS_MAX", 1)
     assert (await state_in(operator, 5))["beyond"], "one look did not reach that far"
     await broker.stop()
+
+
+async def test_many_ordered_groups_are_told_from_what_was_seen_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    tags = ["eu", "us", "us", "eu", "us"]
+    await operator.publish("orders", 5, keys=["a", "b", "a", "c", "a"], tags=tags)
+    ordered: dict[str, Any] = {"mode": "ordered"}
+    eu, us = ({"filter": {"tags_any": [tag]}} for tag in ("eu", "us"))
+    for number in range(100):
+        for name, wish in (("all", ordered), ("eu", ordered | eu), ("us", ordered | us)):
+            await operator.ask(
+                "group.create", group=f"{name}{number}", topics=["orders"], wish=wish
+            )
+    looks = count_looks(monkeypatch)
+    reply = await operator.ask("message.state", topic="orders", offset=4)
+    told = {(one["group"].rstrip("0123456789"), one.get("behind")) for one in reply["groups"]}
+    assert told == {("all", 0), ("us", 2), ("eu", None)}
+    assert not any("beyond" in one for one in reply["groups"])
+    assert len(reply["groups"]) == 300
+    assert len(looks) == 5, "the key, the rest, and for two filters: it, and what is before it"
+    await broker.stop()
+
+
+async def test_looks_are_counted_for_all_groups_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 2, keys=["a", "a"], tags=["eu,us", "eu,us"])
+    for number in range(9):
+        wish = {"mode": "ordered", "filter": {"tags_any": ["eu", f"other{number}"]}}
+        await operator.ask("group.create", group=f"g{number}", topics=["orders"], wish=wish)
+    monkeypatch.setattr(key_order, "LOOKS_MAX", 6)
+    looks = count_looks(monkeypatch)
+    reply = await operator.ask("message.state", topic="orders", offset=1)
+    told = [(one.get("behind"), one.get("beyond")) for one in reply["groups"]]
+    assert sorted(told, key=str) == [(0, None)] * 3 + [(None, True)] * 6
+    assert len(looks) == 1 + 6, "one for the key"
+    await broker.stop()
+
+
+async def test_a_group_that_is_far_behind_takes_no_looks_from_one_that_is_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 10, keys=[*"abcdefgh", "x", "y"])
+    for name, start in (("far", 0), ("near", 8)):
+        await operator.ask("group.create", group=name, topics=["orders"], wish={"mode": "ordered"})
+        await operator.ask("group.reset", group=name, topic="orders", to={"offset": start})
+    monkeypatch.setattr(key_order, "LOOKS_MAX", 3)
+    monkeypatch.setattr(lookahead, "OFFSETS_MAX", 1)
+    assert (await state_in(operator, 9, "far"))["beyond"]
+    assert "beyond" not in await state_in(operator, 9, "near")
+    await broker.stop()
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Range]]:
+    """Return a list of what is looked at from now on."""
+    asked: list[Sequence[Range]] = []
+    look = LookAhead.look
+
+    async def look_and_note(
+        self: LookAhead, topic: Topic, ranges: Sequence[Range], record: GroupRecord
+    ) -> Looked:
+        asked.append(ranges)
+        return await look(self, topic, ranges, record)
+
+    monkeypatch.setattr(LookAhead, "look", look_and_note)
+    return asked
 
 
 async def behind(operator: Operator, offsets: range) -> list[int | None]:

@@ -11,7 +11,7 @@ from onward.message.message import Message
 
 SECOND = 1_000
 AT_9_S = "1970-01-01T00:00:09.000Z"
-BEYOND = "too many are before it to tell whether it waits behind one of its key"
+BEYOND = "it was too much to find out whether it waits behind one of its key"
 
 
 def story_of(*rows: Trace, topic: str = "orders", offset: int = 7) -> LifeStory:
