@@ -94,6 +94,13 @@ class Consuming:
         crew = self.crews.get(name)
         return [] if crew is None else list(crew.members.values())
 
+    def wake_idle(self, group: Group) -> None:
+        """Make ready what is due in a group without members: while it has some, serving does it."""
+        if not self.members_of(group.record.name):
+            for share in group.shares.values():
+                if share.retries:
+                    share.wake(self._broker.clock.now_ms())
+
     def leases_of(self, name: str) -> Leases:
         """Return what the members of a group hold now."""
         crew = self.crews.get(name)

@@ -399,12 +399,12 @@ class Delivering:
         if isinstance(error, OSError):
             error = Corruption(f"topic {reading.topic.name!r} cannot be read: {error}")
         if isinstance(error, Corruption):
-            self._log_damage(reading, str(error))
+            self.note_damage(reading.topic, reading.next_offset, str(error))
         self._end(reading, error.code, str(error))
 
-    def _log_damage(self, reading: Reading, text: str) -> None:
+    def note_damage(self, topic: Topic, offset: int, text: str) -> None:
         """Say it once for each place: who reads it again and again must not fill the log."""
-        place = (reading.topic.number, reading.next_offset)
+        place = (topic.number, offset)
         if place in self._damaged:
             return
         if len(self._damaged) >= DAMAGED_PLACES_MAX:
@@ -412,7 +412,7 @@ class Delivering:
         self._damaged[place] = None
         logger.error(
             "topic %r is damaged, messages from offset %d on cannot be read: %s",
-            reading.topic.name, reading.next_offset, text,
+            topic.name, offset, text,
         )  # fmt: skip
 
     def _end(self, reading: Reading, code: str, message: str) -> None:

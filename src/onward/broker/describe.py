@@ -40,6 +40,7 @@ def describe_group(
 ) -> dict[str, object]:
     """Return what there is to know of a group; of its members and positions `members_max`."""
     consuming, record = broker.consuming, group.record
+    consuming.wake_idle(group)
     leases = consuming.leases_of(record.name)
     members = consuming.members_of(record.name)
     topics = [

@@ -288,6 +288,7 @@ class GroupMoves:
             reply(session, request_id, _peeked([]))
             return
         consuming = self._broker.consuming
+        consuming.wake_idle(group)
         peek = Peek(
             share, topic, group.record, limit=wanted.limit,
             leased=lambda: consuming.leases_of(wanted.group).ranges_in(topic.name),

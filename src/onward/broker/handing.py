@@ -120,6 +120,8 @@ class Handing:
             crew.give(member, count_of(row.ranges))
         if rows:
             self._consuming.outcomes.add(rows)
+        for (start, _), cause in parcel.damaged:
+            self._broker.delivering.note_damage(topic, start, cause)
         if parcel.ranges:
             self._send(crew, member, source, topic, parcel, lease)
 

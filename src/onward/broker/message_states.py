@@ -121,6 +121,7 @@ def _in_groups(
     for group in sorted(
         broker.consuming.groups.of_topic(topic.name), key=lambda one: one.record.name
     ):
+        broker.consuming.wake_idle(group)
         if group.record.mode == "broadcast":
             state = _in_broadcast(group, topic, offset)
         else:

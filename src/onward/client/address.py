@@ -38,6 +38,8 @@ def parse_addresses(text: str) -> list[Address]:
     >>> [str(address) for address in parse_addresses("a:1, b, [::1]:9")]
     ['a:1', 'b:7700', '::1:9']
     """
+    if not isinstance(text, str):
+        raise InvalidRequest(f"an address is text, not {type(text).__name__}")
     addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
     if not addresses:
         raise InvalidRequest("an address names a host, for example 'localhost:7700'")
@@ -55,6 +57,10 @@ def _parse(text: str) -> Address:
             return Address(scheme, place)
     text = text.removeprefix("tcp://").removeprefix("onward://")
     host, port = _split_port(text)
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise InvalidRequest(f"address {text!a} names no host that there could be") from None
     return Address("tcp", host or "localhost", port)
 
 

@@ -17,7 +17,7 @@ from onward.client.address import Address
 from onward.client.link import Link
 from onward.client.pipe import connect_pipe
 from onward.config import check
-from onward.errors import NotConnected
+from onward.errors import NotConnected, Unavailable
 from onward.log.memory_disk import MemoryDisk
 from onward.settings import LogSettings, Settings
 
@@ -80,7 +80,10 @@ async def _open_broker(address: Address, settings: Settings | None) -> Broker:
     settings = settings or Settings()
     # The address says where, whatever the settings say besides.
     log = msgspec.structs.replace(settings.log, folder=address.place)
-    return await Broker.open(msgspec.structs.replace(settings, log=log))
+    try:
+        return await Broker.open(msgspec.structs.replace(settings, log=log))
+    except OSError as error:
+        raise Unavailable(f"the log folder {address.place!r} cannot be used: {error}") from error
 
 
 def _memory_settings() -> Settings:

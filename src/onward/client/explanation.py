@@ -182,7 +182,7 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return f"waits behind {self.behind} of its key"
             case "missed":
                 has = f"; {self.member} still has it, for another {left}" if self.member else ""
-                return f"it was retained away before it was consumed{has}"
+                return f"it was gone before it was consumed{has}"
             case "dead":
                 return f"dead{cause}"
             case "gone":
@@ -288,7 +288,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         if self.message is None:
             if self.topic == SCHEDULE_TOPIC:
                 return ["  scheduled; who did it is no longer stored"]
-            return [f"  published{by}, no longer stored: retention took it away"]
+            return [
+                f"  published{by}, no longer stored: retention took it away, or a repair gave it up"
+            ]
         at_ms = self.message.published_at_ms
         ago = span(max(0, self.asked_at_ms - at_ms))
         size = _count(len(self.message.body), "byte")

@@ -431,7 +431,9 @@ async def test_what_retention_took_is_skipped_and_the_trace_says_so() -> None:
     await broker.stop()
 
 
-async def test_a_damaged_entry_becomes_dead_letters_and_holds_nobody_up() -> None:
+async def test_a_damaged_entry_becomes_dead_letters_and_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = MemoryDisk()
     broker = await open_broker(disk)
     operator = await Operator.of(broker)
@@ -448,6 +450,7 @@ async def test_a_damaged_entry_becomes_dead_letters_and_holds_nobody_up() -> Non
     dead = (await operator.ask("dead.list", group="g"))["dead"]
     assert [one["offset"] for one in dead] == [2, 3]
     assert "damaged" in dead[0]["cause"]
+    assert caplog.text.count("is damaged, messages from offset") == 1
     await broker.stop()
 
 

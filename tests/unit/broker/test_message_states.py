@@ -392,3 +392,24 @@ async def passed(operator: Operator, offset: int) -> tuple[int, int]:
     told = await state_in(operator, offset)
     assert told["state"] == "broadcast"
     return told["passed"], told["positions"]
+
+
+async def test_a_retry_that_is_due_is_ready_also_while_the_group_has_no_member() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 2)
+    consumer = await Consumer.of(broker, "g", member="ann", credit=2)
+    await consumer.got(2)
+    await consumer.settle("retry", 0, after_ms=60_000, cause="busy")
+    await consumer.leave()
+    peeked = await operator.ask("group.peek", group="g", topic="orders", limit=10)
+    assert peeked["ranges"] == [[1, 2]]
+    assert (await state_in(operator, 0))["state"] == "waiting"
+    clock.advance(60_000)
+    peeked = await operator.ask("group.peek", group="g", topic="orders", limit=10)
+    assert peeked["ranges"] == [[0, 2]]
+    assert (await state_in(operator, 0))["state"] == "ready"
+    (share,) = (await operator.ask("group.describe", group="g"))["topics"]
+    assert (share["waiting"], share["ready"]) == (0, 2)
+    await broker.stop()

@@ -1,5 +1,7 @@
 """Addresses: all the ways to name a broker."""
 
+from typing import Any
+
 import pytest
 
 from onward.client.address import Address, parse_addresses
@@ -32,5 +34,11 @@ def test_an_address_names_places(text: str, addresses: list[Address]) -> None:
     "text", ["", " , ", "a:0", "a:65536", "a:port", "unix:", "file:", "memory:,a", "file:x,file:y"]
 )
 def test_what_names_no_place_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_addresses(text)
+
+
+@pytest.mark.parametrize("text", [7, None, "\udcff:7700", "a" * 70 + ".example"])
+def test_what_cannot_be_an_address_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRequest):
         parse_addresses(text)

@@ -544,8 +544,8 @@ async def test_what_retention_took_before_it_was_consumed_is_not_said_to_come(pa
     cable.broker.catalogue.by_name["orders"].first_offset = 5
     life = await client.explain("orders/3")
     assert life.lines()[1:3] == [
-        "  published, no longer stored: retention took it away",
-        "  group billing: it was retained away before it was consumed",
+        "  published, no longer stored: retention took it away, or a repair gave it up",
+        "  group billing: it was gone before it was consumed",
     ]
 
 
