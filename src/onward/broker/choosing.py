@@ -6,7 +6,8 @@
 
 Only groups that filter or choose pay for looking at messages. What was looked at is bounded; what
 is not granted goes back to the share when the last member leaves. What failed and comes again takes
-turns with what is fresh, in looking and in granting. An ordered group looks at what waits for a
+turns with what is fresh, in looking and in granting; what a look or a delivery did not come to
+stays in its place. An ordered group looks at what waits for a
 retry before anything else: later messages of those keys must stay behind it. One that limits how
 many of a key are out looks at what is out already, when its rules have changed.
 """

@@ -108,9 +108,11 @@ class Handing:
             if crew.members.get(member.name) is member:
                 crew.give(member, sum(end - start for start, end, _ in lease.grants))
             return
+        # Where nothing could be read it may be so for long: then it takes turns with what is fresh.
+        take_back = source.put_back if parcel.ranges else source.give_back
         for start, end in parcel.rest:
             if back := crew.leases.settle(lease.id, start, end, member=member.name):
-                source.put_back(back)
+                take_back(back)
                 crew.give(member, count_of(back))
         now_ms = self._broker.clock.now_ms()
         rows = parcel.rows(crew.group.record.name, topic.name, member.name, now_ms=now_ms)

@@ -3,6 +3,7 @@
     ack() ack() retry() ──turn ends──▶ ACK, SETTLE ──SETTLED──▶ all done, or LeaseLost for some
                                             └─ connection lost ──▶ OutcomeUnknown
 
+Acks for which nobody waits, those of an App, leave a turn later, with what is published by then.
 Adjacent offsets of a delivery become one row. Outcomes belong to the connection on which their
 messages were delivered: when it is lost its leases are, so nothing is ever sent on a later one.
 When an error is the answer (the disk is full) the broker has taken the messages back, and delivers
@@ -99,7 +100,7 @@ class Renewal(Waiting):
 
 
 class Together(Waiting):
-    """Acks of one turn of the loop, of which somebody is told with one call."""
+    """Acks until the next turn of the loop ends, of which somebody is told with one call."""
 
     __slots__ = ("_told", "deliveries")
 
