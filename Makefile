@@ -1,7 +1,7 @@
 # Everything a person or a machine does with this repository, one word each.
 # `make test` and `make demo` need nothing before them: they build .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench demo test check format bench sim sim-long torture clean
+.PHONY: help setup setup-bench demo test test-quick check format bench bench-compare sim sim-long torture spark-property clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -12,6 +12,7 @@ BENCH_STAMP := $(VENV)/.setup-bench-stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SEED ?= 1
 SIM_LONG_RUNS ?= 3000
+SPARK_PROPERTY ?= 304
 TORTURE_MESSAGES ?= 50000
 # Which benchmark to run, and its options: make bench BENCH="publish-sync --json"
 BENCH ?=
@@ -32,8 +33,12 @@ $(STAMP): pyproject.toml
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; \
 		  else echo "missing: python3-venv. As root: apt-get install python3-venv" >&2; exit 1; fi; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing onward and its tools into $(VENV) ..."
-	@$(PIP) install --quiet --editable '.[dev,compression]'
+	@echo "1/2 installing onward and its tools into $(VENV) (about 400 MB to download, Spark included) ..."
+	@$(PIP) install --progress-bar off --editable '.[dev,compression]' | \
+		grep --line-buffered -E '^ *(Downloading|Using cached|Building|Installing|Successfully)' | \
+		sed -u -E 's/^ +//; s/^(Installing collected packages).*/\1 .../; s/^Successfully.*/done/'; \
+		exit $${PIPESTATUS[0]}
+	@echo "2/2 installing the fuzzer, if there is one for this Python ..."
 	@# The fuzzer is a luxury: it has no wheels for every Python, and nothing else needs it.
 	@$(PIP) install --quiet --only-binary :all: --editable '.[fuzz]' >/dev/null 2>&1 || \
 		echo "note: atheris is not available here; the fuzz targets will not run"
@@ -56,8 +61,14 @@ $(BENCH_STAMP): $(STAMP)
 demo: setup  ## see Onward at work, on one screen
 	@$(BIN)/onward demo
 
+# Unbuffered, so that dots appear at once in a pipe, too. tests/conftest.py divides the tests.
+PYTEST_TWO := PYTHONUNBUFFERED=1 $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
 test: setup  ## run all tests
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	@$(PYTEST_TWO)
+
+test-quick: setup  ## run the fast tests for daily work, in at most two minutes
+	@$(PYTEST_TWO) -m "not slow and not spark and not e2e and not sim" tests/tidy tests/unit tests/spec
 
 check: setup  ## lint, format, types, and the tests that lint the repository
 	$(BIN)/ruff check .
@@ -72,6 +83,10 @@ format: setup  ## format the code and sort its imports
 bench: setup-bench  ## measure Onward and its neighbours on this machine
 	@$(BIN)/onward bench $(BENCH)
 
+bench-compare: setup  ## compare with another commit: make bench-compare BASE=COMMIT BENCH="consume-ack --seconds 2"
+	@test -n "$(BASE)" || { echo "name the commit to compare with: BASE=COMMIT" >&2; exit 1; }
+	@$(BIN)/python benchmarks/compare.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(BASE) $(BENCH)
+
 sim: setup  ## run the simulation from one seed: make sim SEED=7
 	@ONWARD_SIM_SEED=$(SEED) $(BIN)/pytest -q -s tests/sim/test_seeds.py
 
@@ -81,6 +96,9 @@ sim-long: setup  ## run the simulation from many seeds, from SEED on; stops at t
 torture: setup  ## 200,000 deliveries while consumers and the broker are killed: make torture SEED=7
 	@ONWARD_TORTURE_SEED=$(SEED) ONWARD_TORTURE_MESSAGES=$(TORTURE_MESSAGES) \
 		$(BIN)/pytest -q tests/e2e/test_torture_groups.py
+
+spark-property: setup  ## random queries on Spark against plain rows: make spark-property SEED=7 SPARK_PROPERTY=1000
+	@SEED=$(SEED) SPARK_PROPERTY=$(SPARK_PROPERTY) $(BIN)/pytest -q -x tests/spark/test_property.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,14 +19,15 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 
-from onward.durations import format_duration, format_size, parse_duration_ms, parse_size_bytes
+from onward.durations import format_duration, format_size, parse_ms, parse_size_bytes
 from onward.errors import InvalidRequest
 from onward.settings import (
     AuthSettings,
+    GroupSettings,
     LogSettings,
     ScheduleSettings,
     ServerSettings,
@@ -106,13 +107,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             # Whatever was wrong with a token, its text must not reach a screen or a log.
             shown = "" if self.name == "auth.tokens" else f"{raw!r}: "
-            raise InvalidRequest(shown + str(error).replace("`", "").lower()) from None
+            raise InvalidRequest(shown + self._expected(error)) from None
+
+    def _expected(self, error: msgspec.ValidationError) -> str:
+        """Return what a value may be, in the units in which people write it."""
+        if choices := get_args(get_args(self.kind)[0]):
+            return f"expected one of {', '.join(map(str, choices))}"
+        text = str(error).replace("`", "").lower()
+        return re.sub(r"(?<=int [<>]= )\d+", lambda limit: self.format(int(limit[0])), text)
 
     def _read(self, raw: object) -> object:
         if self.name == "auth.tokens":
             return _read_tokens(raw)
         if isinstance(raw, str | int) and self.is_duration:
-            return parse_duration_ms(raw)
+            return parse_ms(raw)
         if isinstance(raw, str | int) and "bytes" in self.key:
             return parse_size_bytes(raw)
         if isinstance(raw, str) and isinstance(self.default, bool):
@@ -122,7 +130,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return raw
 
 
-TABLES = ("server", "log", "topics", "schedule", "auth")
+TABLES = ("server", "log", "topics", "schedule", "groups", "auth")
 
 
 def _list_settings() -> Iterator[Setting]:
@@ -190,6 +198,7 @@ def load(
         log=msgspec.convert(values["log"], LogSettings),
         topics=msgspec.convert(values["topics"], TopicSettings),
         schedule=msgspec.convert(values["schedule"], ScheduleSettings),
+        groups=msgspec.convert(values["groups"], GroupSettings),
         auth=msgspec.convert(values["auth"], AuthSettings),
         sources=sources,
     )

@@ -8,7 +8,7 @@
     │   ├── MessageTooLarge
     │   ├── Forbidden
     │   └── Unauthenticated
-    ├── Conflict               the world moved: look again
+    ├── Conflict               the world moved: look again; .command may say what helps
     │   ├── LeaseLost
     │   ├── AlreadyExists
     │   ├── OffsetOutOfRange
@@ -94,9 +94,20 @@ class Unauthenticated(InvalidRequest):
 
 
 class Conflict(OnwardError):
-    """The request was right for a world that has moved on: look again."""
+    """The request was right for a world that has moved on: look again.
+
+    `command` is the command that resolves it, where it does not resolve itself; empty otherwise.
+
+    >>> Conflict("group 'a' has lease 1m, not 30s", command="onward group change a").command
+    'onward group change a'
+    """
 
     code = "conflict"
+    fields = ("command",)
+
+    def __init__(self, message: str = "", *, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class LeaseLost(Conflict):
@@ -209,7 +220,8 @@ def to_wire(error: OnwardError) -> dict[str, object]:
     """
     wire: dict[str, object] = {"code": error.code, "message": str(error)}
     for name in error.fields:
-        wire[name] = getattr(error, name)
+        if (value := getattr(error, name)) != "":
+            wire[name] = value
     return wire
 
 
@@ -227,6 +239,8 @@ def from_wire(wire: Mapping[str, object]) -> OnwardError:
     if code == Overloaded.code:
         wait_ms = wire.get("retry_after_ms")
         return Overloaded(message, retry_after_ms=wait_ms if isinstance(wait_ms, int) else 0)
+    if code == Conflict.code:
+        return Conflict(message, command=str(wire.get("command") or ""))
     kind = _BY_CODE.get(code) if isinstance(code, str) else None
     if kind is None:
         return OnwardError(f"{message} ({code})" if code else message)

@@ -64,6 +64,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     stop_ms: Annotated[
         int, Meta(ge=0, description="Time a stopping broker gives to what is under way.")
     ] = 10_000
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least important events that `onward serve` writes to stderr."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        Meta(description="How events are written: `text` for people, `json` for collectors."),
+    ] = "text"
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +102,17 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             description="Size of the log at which its oldest segment is deleted; 0 for no limit.",
         ),
+    ] = 0
+    carry_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of retries and dead letters of one topic that outlive its "
+            "retention; beyond it the oldest are given up, and the log says so.",
+        ),
+    ] = 64 << 20
+    dead_retention_ms: Annotated[
+        int, Meta(ge=0, description="Age at which a dead letter is purged; 0 for never.")
     ] = 0
     disk_reserve_bytes: Annotated[
         int,
@@ -146,6 +165,21 @@ class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 3_600_000
 
 
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all groups."""
+
+    reclaim_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=600_000,
+            description="Time after a start of the broker in which members may re-claim the "
+            "messages that they hold; what nobody re-claims is delivered after it. 0 for none: "
+            "everything is delivered again at once.",
+        ),
+    ] = 5_000
+
+
 class Token(msgspec.Struct, frozen=True):
     """Who may connect, and the secret that proves it; the secret is not shown anywhere."""
 
@@ -184,5 +218,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     topics: TopicSettings = TopicSettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    groups: GroupSettings = GroupSettings()
     auth: AuthSettings = AuthSettings()
     sources: dict[str, str] = msgspec.field(default_factory=dict)

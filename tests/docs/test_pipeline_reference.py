@@ -29,7 +29,7 @@ def test_every_function_and_its_arguments_are_in_the_reference(name: str):
     assert written == list(inspect.signature(getattr(pipeline, name)).parameters)
 
 
-@pytest.mark.parametrize("name", options.OPTION_NAMES)
+@pytest.mark.parametrize("name", [*options.OPTION_NAMES, *options.KAFKA_NAMES, options.HEADERS])
 def test_every_option_of_the_source_is_in_the_reference(name: str):
     assert f"`{name}`" in part("Options of the source")
 

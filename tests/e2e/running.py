@@ -46,6 +46,7 @@ class BrokerProcess:
             "server_port": self.port,
             "log_disk_reserve_bytes": 0,
             "log_preallocate_bytes": 1 << 20,
+            "groups_reclaim_ms": 500,  # tests that are not about it do not wait for it for long
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import onward
 
 from .conftest import MakeBroker
-from .running import BrokerProcess, free_port
+from .running import BrokerProcess, free_port, until
 from .taking import publish, take
 
 PROGRAM = [sys.executable, "-c", "from onward.cli import main; main()"]
@@ -135,3 +135,44 @@ async def test_what_consume_showed_without_acking_it_comes_again(
         again = await shell.json("consume", "orders", "--group", "billing", "--count", "2")
         assert [(one["body"], one["attempt"]) for one in again] == [("red", 1), ("green", 1)]
         assert (await mq.group("billing")).backlog == 0
+
+
+async def test_the_commands_show_what_retention_will_drop_and_has_dropped(
+    make_broker: MakeBroker,
+) -> None:
+    broker = make_broker()
+    await broker.start()
+    shell = Terminal(broker)
+    async with broker.connect(timeout="60s") as mq:
+        await mq.create_group("idle", "others")
+        await mq.create_topic("orders", retention="20s")
+        await mq.create_group("billing", "orders")
+        assert "EXPIRING" not in await shell.run("groups")
+        # Large ones: a segment is closed early when half of it is older than its topics keep.
+        await publish(mq, "red" * 30_000, "green" * 30_000)
+
+        async def has(name: str) -> bool:
+            return bool(getattr(await mq.group("billing"), name))
+
+        await until(lambda: has("expiring"), within_s=60)
+        heading, billing, idle = (await shell.run("groups")).splitlines()
+        assert (heading.split()[-1], billing.split()[-1], idle.split()[-1]) == (
+            "EXPIRING", "2", "0",
+        )  # fmt: skip
+        shown = await shell.run("group", "show", "billing")
+        assert "retention may drop 2 messages of orders from 20" in shown
+        assert (await shell.json("status"))[0]["expiring"] == 2
+        assert "not delivered yet; retention may drop it from 20" in (
+            await shell.run("explain", "orders/0")
+        )
+        await mq.change_topic("orders", retention="1s")
+        await until(lambda: has("dropped"), within_s=60)
+        (group,) = await shell.json("group", "show", "billing")
+        (share,) = group["topics"]
+        assert (share["backlog"], share["dropped"], share["expiring"]) == (0, 2, 0)
+        assert (await shell.run("groups")).splitlines()[0].split()[-1] == "DROPPED"
+        assert (await shell.json("status"))[0]["dropped"] == 2
+        told = await shell.run("explain", "orders/0")
+        assert "it was gone before it was delivered: dropped by retention" in told
+    said = "group 'billing': 2 messages of topic 'orders' may be dropped by retention within 20s"
+    assert said in broker.output

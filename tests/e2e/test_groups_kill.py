@@ -96,7 +96,8 @@ async def test_retries_and_dead_letters_survive_the_death_of_the_broker(
 async def test_groups_are_the_same_when_every_checkpoint_is_deleted(
     make_broker: MakeBroker,
 ) -> None:
-    broker = make_broker(log_segment_bytes_max=1 << 18, log_checkpoint_rows=20)
+    # Nothing is reserved after a start: how long that lasts would differ between the two looks.
+    broker = make_broker(log_segment_bytes_max=1 << 18, log_checkpoint_rows=20, groups_reclaim_ms=0)
     await broker.start()
     async with broker.connect(timeout="60s") as mq:
         await make_many_groups(mq)
@@ -189,7 +190,7 @@ async def test_a_stand_by_takes_over_when_the_active_member_is_killed(
         assert (told.state, events_of(told)) == ("finished", [("lost", "ann"), ("acked", "bob")])
 
 
-async def test_what_a_killed_member_held_comes_to_the_others_at_once(
+async def test_what_a_killed_member_had_started_comes_to_the_others_one_by_one(
     make_broker: MakeBroker, make_member: MakeMember
 ) -> None:
     broker = make_broker()
@@ -202,9 +203,12 @@ async def test_what_a_killed_member_held_comes_to_the_others_at_once(
         await until(lambda: dying.got_count() == 10, within_s=PATIENCE_S)
         dying.kill()
         async with mq.consume("orders", group="billing") as consumer:
-            again = await take(consumer, 10)
+            again = []
+            for _ in range(10):
+                again += await take(consumer, 1)
+                assert await consumer.fetch(9, wait="1ms") == [], "it comes alone"
+                await again[-1].ack()
             assert {(one.offset, one.attempt) for one in again} == {(n, 2) for n in range(10)}
-            await asyncio.gather(*[one.ack() for one in again])
         group = await mq.group("billing")
         assert (group.backlog, group.expired_leases) == (0, 0)
 

@@ -35,7 +35,7 @@ async def fail_until_dead(mq: onward.Client, group: str) -> list[int]:
 async def test_a_poison_message_is_dead_after_its_attempts_and_redriven_to_its_group_alone(
     make_broker: MakeBroker,
 ) -> None:
-    broker = make_broker()
+    broker = make_broker(groups_reclaim_ms=0)
     await broker.start()
     async with broker.connect(timeout="60s") as mq:
         await publish(mq, "good", "poison", "better")
@@ -85,7 +85,7 @@ async def publish_later(mq: onward.Client, *bodies: str) -> datetime:
 async def test_a_group_that_is_reset_to_a_time_gets_everything_since_then_again(
     make_broker: MakeBroker,
 ) -> None:
-    broker = make_broker()
+    broker = make_broker(groups_reclaim_ms=0)
     await broker.start()
     async with broker.connect(timeout="60s") as mq:
         await publish_later(mq, "a", "b")
@@ -112,7 +112,7 @@ async def test_a_group_that_is_reset_to_a_time_gets_everything_since_then_again(
 async def test_a_replay_delivers_a_window_or_one_message_again_to_one_group(
     make_broker: MakeBroker,
 ) -> None:
-    broker = make_broker()
+    broker = make_broker(groups_reclaim_ms=0)
     await broker.start()
     async with broker.connect(timeout="60s") as mq:
         await publish_later(mq, "a", "b")
@@ -140,7 +140,7 @@ async def test_a_replay_delivers_a_window_or_one_message_again_to_one_group(
 async def test_a_fork_goes_on_from_where_its_group_was_and_neither_knows_of_the_other(
     make_broker: MakeBroker,
 ) -> None:
-    broker = make_broker()
+    broker = make_broker(groups_reclaim_ms=0)
     await broker.start()
     async with broker.connect(timeout="60s") as mq:
         await publish(mq, "a", "b", "c", "d")

@@ -197,7 +197,7 @@ async def test_a_broker_with_many_that_wait_starts_again_and_knows_all_of_them(
             if not broker.is_running:
                 await broker.start()
             assert (await mq.status())["scheduled"] == count
-        near = await mq.publish("orders", "near", delay=10, unique="k")
+        near = await mq.publish("orders", "near", delay="10ms", unique="k")
         await until_stored(mq, 1)
         (message,) = await stored(mq)
         assert (message.text, message.schedule_id) == ("near", near.schedule_id)

@@ -10,7 +10,7 @@ from typing import Any
 from onward.log.index import NewRows, write_rows
 from onward.log.memory_disk import MemoryDisk
 from onward.message.batch import encode_batch
-from onward.message.entry import Draft, Entry, encode_entry
+from onward.message.entry import CARRIED_TOPIC, Draft, Entry, encode_entry
 from onward.message.entry import Kind as EntryKind
 from onward.protocol.connection import ClientConnection
 from onward.protocol.deliveries import (
@@ -20,7 +20,9 @@ from onward.protocol.deliveries import (
     ack_frame,
     delivery_head,
     more_frame,
+    recall_frame,
     settled_frame,
+    started_frame,
 )
 from onward.protocol.frames import Kind, frame
 from onward.protocol.payloads import (
@@ -31,6 +33,7 @@ from onward.protocol.payloads import (
     Read,
     Start,
     Welcome,
+    counted_from_frame,
     credit_frame,
     encode_json,
     publish_head,
@@ -60,6 +63,11 @@ SCHEDULED: dict[str, Any] = PLAIN | {
     "uniques": ["order-7", None, ""],
     "replaces": [41, -1, None],
 }
+DELAYED: dict[str, Any] = PLAIN | {
+    "due_at_ms": [None, 1_750_000_060_000, None],
+    "topics": ["orders", "reminders", "orders"],
+    "delays_ms": [0, None, 2_700_000],
+}
 FIRED: dict[str, Any] = PLAIN | {
     "due_at_ms": [1_750_000_060_000, 1_750_000_060_000, 1_750_000_060_001],
     "schedule_ids": [41, 2**40, None],
@@ -71,6 +79,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     "batch_all_columns.bin": ALL_COLUMNS,
     "batch_scheduled.bin": SCHEDULED,
     "batch_fired.bin": FIRED,
+    "batch_delayed.bin": DELAYED,
     "batch_zstd.bin": ALL_COLUMNS | {"compression": "zstd"},
     "batch_lz4.bin": ALL_COLUMNS | {"compression": "lz4"},
 }
@@ -112,6 +121,11 @@ def broker_frames() -> bytes:
     )
 
 
+def times_frames() -> bytes:
+    """What a broker sends to say how it resolved relative times."""
+    return counted_from_frame(1, 1_750_000_000_000)
+
+
 def member_frames() -> bytes:
     """What a member of a group sends beside the frames of any client."""
     wish = {"mode": "ordered", "lease_ms": 10_000}
@@ -134,6 +148,18 @@ def member_frames() -> bytes:
     )
 
 
+def starting_frames() -> bytes:
+    """What a member sends that reports what it starts."""
+    consume = Consume("billing", ("orders",), "b-1", starts=True)
+    rows = [(9, 100, 103), (9, 107, 108)]
+    return frame(Kind.CONSUME, 3, encode_json(consume)) + started_frame(3, rows)
+
+
+def recalling_frames() -> bytes:
+    """What a broker sends to a member that can be asked for what it has not started."""
+    return recall_frame(3, 5)
+
+
 def deliveries_frames() -> bytes:
     """What a broker sends to a member of a group beside the frames for any client."""
     grants = [(100, 103, 1), (107, 109, 2)]
@@ -149,6 +175,19 @@ def log_entry() -> bytes:
     parts = [b"first, ", b"second"]
     draft = Draft(EntryKind.MESSAGES, 1_750_000_000_123, 7, 100, 3, parts)
     buffers, _, _ = encode_entry(draft, index=42, term=2, previous_crc=0xDEADBEEF, synced_index=40)
+    return b"".join(buffers)
+
+
+def log_carried() -> bytes:
+    """An entry of messages that outlive retention: two entries in its body."""
+    parts = []
+    for base_offset, index in ((17, 5), (940, 90)):
+        body = encode_batch([b"carried"], producer_id=7, sequence=1, time_ms=1_750_000_000_000)
+        draft = Draft(EntryKind.MESSAGES, 1_750_000_000_123, 7, base_offset, 1, [body])
+        buffers, _, _ = encode_entry(draft, index=index, term=2, previous_crc=1, synced_index=4)
+        parts += buffers
+    carried = Draft(EntryKind.CARRIED, 1_750_000_900_000, 7 + CARRIED_TOPIC, 17, 2, parts)
+    buffers, _, _ = encode_entry(carried, index=1_000, term=2, previous_crc=2, synced_index=998)
     return b"".join(buffers)
 
 
@@ -176,8 +215,15 @@ def golden_files() -> dict[str, bytes]:
     """Every golden file, as the code of today would write it."""
     files = {name: encode_batch(**arguments) for name, arguments in BATCHES.items()}
     frames = {"frames_client.bin": client_frames(), "frames_broker.bin": broker_frames()}
+    frames |= {"frames_times.bin": times_frames()}
     frames |= {"frames_member.bin": member_frames(), "frames_deliveries.bin": deliveries_frames()}
-    return files | frames | {"log-entry.bin": log_entry(), "log-index.bin": log_index()}
+    frames["frames_starting.bin"] = starting_frames()
+    frames["frames_recalling.bin"] = recalling_frames()
+    logs = {
+        "log-entry.bin": log_entry(), "log-index.bin": log_index(),
+        "log-carried.bin": log_carried(),
+    }  # fmt: skip
+    return files | frames | logs
 
 
 if __name__ == "__main__":

@@ -77,16 +77,24 @@ def hand_out_twice(broker: Broker) -> None:
     broker.consuming._source = generous
 
 
+def give_away_what_is_claimed(broker: Broker) -> None:
+    """Hands out after a restart what members may re-claim, and lets them re-claim it as well."""
+    for group in broker.consuming.groups.by_name.values():
+        for share in group.shares.values():
+            share.give_back(list(share.reserved))
+
+
 def finish_for_the_dead(broker: Broker) -> None:
     """Takes what a member held when it died as done."""
     consuming = broker.consuming
 
-    def lose(crew: Crew, lease: Any, did: str) -> None:
-        name, ranges = crew.group.record.name, list(lease.ranges)
-        timed = [(start, end, 0) for start, end in ranges]
-        consuming.outcomes.ack(name, lease.topic, lease.member, timed)
+    def lose_all(crew: Crew, leases: list[Any]) -> None:
+        for lease in leases:
+            timed = [(start, end, 0) for start, end in lease.ranges]
+            consuming.outcomes.ack(crew.group.record.name, lease.topic, lease.member, timed)
 
-    consuming.settling.lose = lose
+    assert callable(consuming.settling.lose_all)
+    consuming.settling.lose_all = lose_all
 
 
 def send_before_it_is_finished(broker: Broker) -> None:

@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from onward.broker.broker import Broker
+from onward.broker.scheduling import Step
 from onward.errors import Unavailable
-from onward.schedule.order import Taken
 from onward.schedule.record import Records
 
 
@@ -34,15 +34,15 @@ def fire_what_is_gone(broker: Broker) -> None:
 def fire_again(broker: Broker) -> None:
     """Takes every fifth step as failed, when it was not."""
     scheduling, steps = broker.scheduling, count(1)
-    fire = scheduling._fire
+    finish = scheduling._finish
 
-    async def forgetful(taken: Taken) -> None:
-        await fire(taken)
+    def forgetful(step: Step) -> None:
+        finish(step)
         if next(steps) % 5 == 0:
-            scheduling.state.last, scheduling.state.cursors = taken.before, {}
+            scheduling.state.last, scheduling.state.cursors = step.taken.before, {}
             raise Unavailable("it seems to have failed")
 
-    scheduling._fire = forgetful
+    scheduling._finish = forgetful
 
 
 def lose_some(broker: Broker) -> None:

@@ -59,6 +59,20 @@ def test_a_broker_that_breaks_a_promise_of_groups_is_caught(
     assert promise in failure
 
 
+def test_a_broker_that_gives_away_what_is_claimed_after_a_restart_is_caught() -> None:
+    """Other promises may be broken first, seed by seed: this one is in the end."""
+    group = plan(lease_ms=5_000)
+    for seed in SEEDS:
+        try:
+            simulate(
+                seed, sabotage=broken.give_away_what_is_claimed, groups=(group,), troubles=("kill",)
+            )
+        except SimulationFailed as failed:
+            if "G9: " in str(failed):
+                return
+    pytest.fail("nothing was noticed")
+
+
 def test_a_broker_with_two_active_members_of_an_exclusive_group_is_caught() -> None:
     group = plan(mode="exclusive")
     with broken.everybody_active():

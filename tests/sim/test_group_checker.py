@@ -191,6 +191,21 @@ def test_an_inversion_of_a_key_is_noticed() -> None:
     assert told.found() == []
 
 
+def test_what_comes_to_another_though_it_was_claimed_after_a_restart_is_noticed(
+    told: Told,
+) -> None:
+    told.history.deaths_us, told.history.starts_us = [5 * S], [0, 6 * S]
+    held = told.hand(told.stint("ann"), 0, 1)
+    told.hand(told.stint("bob"), 0, 7)
+    told.settle(held, "ack", 4)
+    assert told.found() == [], "the ack was asked for before: bob has it from the time after it"
+    held.verbs.clear()
+    told.settle(held, "ack", 8)
+    assert told.found() == ["G9"]
+    told.act("replay", 2, 3)
+    assert told.found() == []
+
+
 def test_two_active_members_of_an_exclusive_group_are_noticed() -> None:
     told = Told(mode="exclusive")
     ann, bob = told.stint("ann"), told.stint("bob")

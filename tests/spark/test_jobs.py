@@ -384,11 +384,11 @@ def test_reconcile_ends_with_6_and_a_report_when_something_is_missing(
         "reconcile", orders, "--group", f"group-{orders}", "--report", str(report), "--json"
     )  # fmt: skip
     found = json.loads(out)
-    assert (code, found["missing"], found["unchecked"]) == (6, 10, 0)
+    assert (code, found["undelivered"], found["missing"], found["unchecked"]) == (6, 10, 0, 0)
     assert report.read_text().startswith("<!doctype html>")
     _, out, _ = onward_pipeline("runs", "--job", "reconcile", "--limit", "1", "--json")
     result = json.loads(out)["result"]
-    assert (result["is_settled"], result["missing"], result["unchecked"]) == (False, 10, 0)
+    assert (result["is_settled"], result["undelivered"], result["unchecked"]) == (False, 10, 0)
 
 
 def test_what_is_wrong_with_a_query_is_one_line(

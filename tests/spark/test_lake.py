@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 
 from onward.client.sync import SyncClient
@@ -25,9 +26,8 @@ from onward.pipeline.jobs.stats import stats
 from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_files import read_files
 from onward.pipeline.lake_read import is_cut, read
-from onward.pipeline.lake_state import Gap, LakeFile, origin_of
+from onward.pipeline.lake_state import Gap, origin_of
 from onward.pipeline.place import Place, open_client
-from onward.pipeline.planning import Stretch
 from onward.pipeline.queries import sql
 from onward.pipeline.schema import arrow_schema, message_schema
 
@@ -203,28 +203,24 @@ def test_what_cannot_be_archived_or_read_gets_one_sentence(
 # --- topics that go and come again ---------------------------------------------------------------
 
 
-class HereOnly:
-    """As much of Spark as an archive needs, in this process; `between` comes after the tasks."""
+class Disturbed:
+    """A session of Spark; `between` comes after the tasks of a job, before the driver goes on."""
 
-    defaultParallelism = 1  # noqa: N815 - Spark's own name
-
-    def __init__(self, between: Callable[[], object] = lambda: None) -> None:
-        self.sparkContext = self
+    def __init__(self, spark: object, between: Callable[[], object]) -> None:
+        self._spark = spark
         self._between = between
-        self._tasks: list[Stretch] = []
-        self._work: Callable[[Stretch], list[LakeFile]] | None = None
 
-    def parallelize(self, tasks: Sequence[Stretch], _: int) -> "HereOnly":
-        self._tasks = list(tasks)
-        return self
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._spark, name)
 
-    def map(self, work: Callable[[Stretch], list[LakeFile]]) -> "HereOnly":
-        self._work = work
-        return self
+    def range(self, *given: int) -> "Disturbed":
+        return Disturbed(self._spark.range(*given), self._between)  # type: ignore[attr-defined]
 
-    def collect(self) -> list[list[LakeFile]]:
-        assert self._work is not None
-        done = [self._work(task) for task in self._tasks]
+    def select(self, *columns: object) -> "Disturbed":
+        return Disturbed(self._spark.select(*columns), self._between)  # type: ignore[attr-defined]
+
+    def collect(self) -> list[object]:
+        done: list[object] = self._spark.collect()  # type: ignore[attr-defined]
         self._between()
         return done
 
@@ -234,8 +230,8 @@ def once(act: Callable[[], object]) -> Callable[[], object]:
     return lambda: left.pop()() if left else None
 
 
-def here(between: Callable[[], object] = lambda: None) -> SparkSession:
-    return cast(SparkSession, HereOnly(between))
+def disturbed(spark: SparkSession, between: Callable[[], object]) -> SparkSession:
+    return cast(SparkSession, Disturbed(spark, between))
 
 
 def begin_anew(mq: SyncClient, topic: str, *, count: int) -> None:
@@ -246,12 +242,17 @@ def begin_anew(mq: SyncClient, topic: str, *, count: int) -> None:
 
 
 def test_a_topic_that_was_created_again_is_left_out_unless_it_is_named(
-    place: Place, mq: SyncClient, topic: str, lake: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    place: Place,
+    mq: SyncClient,
+    topic: str,
+    lake: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     names = [f"{topic}-a", f"{topic}-b"]
     for name in names:
         publish(mq, name, 0, 10)
-    copy = partial(archive, here(), place=place, lake=str(lake), group=topic)
+    copy = partial(archive, spark, place=place, lake=str(lake), group=topic)
     assert copy(topics=[f"{topic}-*"]).topics == dict.fromkeys(names, (0, 10))
     begin_anew(mq, names[0], count=12)
     publish(mq, names[1], 10, 5)
@@ -271,7 +272,7 @@ def test_questions_over_many_topics_take_one_that_was_created_again_from_its_liv
     anew, kept = names = [f"{topic}-a", f"{topic}-b"]
     for name in names:
         publish(mq, name, 0, 10)
-    archive(here(), place=place, lake=str(lake), topics=names, group=topic)
+    archive(spark, place=place, lake=str(lake), topics=names, group=topic)
     begin_anew(mq, anew, count=12)
     publish(mq, kept, 10, 5)
     asked = {"place": place, "lake": str(lake), "topics": [f"{topic}-*"]}
@@ -295,11 +296,13 @@ def test_questions_over_many_topics_take_one_that_was_created_again_from_its_liv
 
 
 def test_what_is_read_of_a_topic_that_began_anew_meanwhile_is_not_taken_for_the_old_one(
-    place: Place, mq: SyncClient, topic: str, lake: Path
+    spark: SparkSession, place: Place, mq: SyncClient, topic: str, lake: Path
 ):
     publish(mq, topic, 0, 10)
     again = once(lambda: begin_anew(mq, topic, count=10))
-    done = archive(here(again), place=place, lake=str(lake), topics=[topic], group=topic)
+    done = archive(
+        disturbed(spark, again), place=place, lake=str(lake), topics=[topic], group=topic
+    )
     # Nothing of the old one was in the lake yet: it has the new one now, under its own origin.
     assert done.rows == 10
     state = open_lake(lake).state()
@@ -310,12 +313,14 @@ def test_what_is_read_of_a_topic_that_began_anew_meanwhile_is_not_taken_for_the_
 
 
 def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
-    place: Place, mq: SyncClient, topic: str, lake: Path
+    spark: SparkSession, place: Place, mq: SyncClient, topic: str, lake: Path
 ):
     for name in (f"{topic}-a", f"{topic}-b"):
         publish(mq, name, 0, 10)
     gone = once(lambda: mq.delete_topic(f"{topic}-a"))
-    done = archive(here(gone), place=place, lake=str(lake), topics=[f"{topic}-*"], group=topic)
+    done = archive(
+        disturbed(spark, gone), place=place, lake=str(lake), topics=[f"{topic}-*"], group=topic
+    )
     # What was read before it went is what it had.
     assert done.topics == {f"{topic}-a": (0, 10), f"{topic}-b": (0, 10)}
     assert mq.group(topic).backlog == 0
@@ -458,3 +463,32 @@ def test_retention_waits_for_the_archive_and_what_it_takes_is_in_the_lake(
         assert is_cut(place, "kept", since_ms=None)
         assert not is_cut(place, "kept", lake=str(lake), since_ms=None)
     assert open_lake(lake).state().gaps["taken"] == done.gaps, "it is never forgotten"
+
+
+class Remote:
+    """A session as Spark Connect has it: DataFrames, but neither a context nor RDDs."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("sparkContext", "_jsparkSession", "_jvm", "_sc"):
+            raise PySparkAttributeError(
+                errorClass="JVM_ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": name}
+            )
+        return getattr(self._spark, name)
+
+
+def test_archive_and_compact_need_no_context_so_they_run_through_spark_connect(
+    spark: SparkSession, place: Place, mq: SyncClient, topic: str, lake: Path
+):
+    publish(mq, topic, 0, 300)
+    remote = cast("SparkSession", Remote(spark))
+    done = archive(
+        remote, place=place, lake=str(lake), topics=[topic], group=f"{topic}-copy",
+        rows_per_file=100,
+    )  # fmt: skip
+    assert (done.rows, done.files) == (300, 3)
+    assert compact(remote, lake=str(lake), grace="0s").files_after == 1
+    found = read(spark, place=place, topics=[topic], lake=str(lake))
+    assert rows_of(found) == expected(0, 300)

@@ -18,7 +18,7 @@ from onward.delivery.share import Share
 from onward.delivery.trace import Trace, decode_row, encode_rows
 from onward.errors import AlreadyExists, UnknownGroup, UnknownTopic
 from onward.pipeline import views
-from onward.pipeline.jobs.reconcile import Buried, Pair, judge, reconcile
+from onward.pipeline.jobs.reconcile import Buried, Pair, _slow, judge, reconcile
 from onward.pipeline.jobs.stats import published, settled, stats
 from onward.pipeline.jobs.trace import life_lines, trace
 from onward.pipeline.lake import open_lake
@@ -85,7 +85,7 @@ def test_outcomes_are_what_the_broker_itself_folds_from_the_same_rows(spark: Spa
     pairs = [Pair("t", f"g{seed}", 0) for seed in range(SEEDS)]
     judged = judge(messages, rows, pairs, bounds={"t": (0, OFFSETS)}).collect()
     found = {(one["group"], one["offset"]): one["verdict"] for one in judged}
-    seen = {"settled": "settled", "dead": "dead", "retrying": "open", "missing": "open"}
+    seen = {"settled": "settled", "dead": "dead", "retrying": "open", "undelivered": "open"}
     # What is before a group's start is not judged; the broker calls it finished.
     answers = {key: seen[found[key]] if key in found else "settled" for key in expected}
     assert answers == expected
@@ -181,10 +181,11 @@ def test_every_verdict_is_found_and_what_came_before_the_start_is_not_counted(sp
     assert found == {
         1: ("settled", "acked", 4_000), 2: ("settled", "acked", 4_000),
         3: ("settled", "filtered", None), 4: ("dead", "dead", None),
-        5: ("retrying", "retried", None), 6: ("missing", None, None),
+        5: ("retrying", "retried", None), 6: ("undelivered", None, None),
     }  # fmt: skip
     old = {one["offset"]: one["verdict"] for one in judged if one["group"] == "old"}
-    assert old == {**dict.fromkeys(range(5), "settled"), 2: "dead", 5: "missing", 6: "missing"}
+    open_ones = {5: "undelivered", 6: "undelivered"}
+    assert old == {**dict.fromkeys(range(5), "settled"), 2: "dead", **open_ones}
     assert {one["cause"] for one in judged if one["verdict"] == "dead"} == {"<b>", "long ago"}
 
 
@@ -272,6 +273,24 @@ def lived(place: Place, topic: str) -> str:
     return group
 
 
+def test_what_a_group_passed_over_without_an_outcome_is_missing(spark: SparkSession):
+    messages = spark.range(5).selectExpr("'t' topic", "id offset", "0L published_ms")
+    rows = frame_of(spark, [row("acked", (0, 2))])
+    judged = judge(messages, rows, [Pair("t", "g", 3)], bounds={"t": (0, 5)}).collect()
+    assert [one["verdict"] for one in sorted(judged, key=lambda one: one["offset"])] == [
+        "settled", "settled", "missing", "undelivered", "undelivered",
+    ]  # fmt: skip
+
+
+def test_what_a_batch_reader_acked_late_is_not_slow(spark: SparkSession):
+    acked = "'t' topic, 'g' AS `group`, 90000L took_ms, 0 repeats"
+    members = ["spark", "archive host 7", "ann", None]
+    found = spark.createDataFrame([(one,) for one in members], "member STRING").selectExpr(
+        "member", *acked.split(", ")
+    )
+    assert [row["member"] for row in found.where(_slow(60_000)).collect()] == ["ann", None]
+
+
 def test_a_reconciliation_tells_what_is_settled_and_writes_its_page(
     spark: SparkSession, place: Place, topic: str, lived: str, tmp_path: Path
 ):
@@ -279,17 +298,20 @@ def test_a_reconciliation_tells_what_is_settled_and_writes_its_page(
         mq.create_group(f"{topic}-late", topic, start="latest")
         mq.create_group(f"{topic}-idle", topic, start="earliest")
     page = tmp_path / "report.html"
-    found = reconcile(
-        spark, place=place, topics=[topic], since="1h", report=str(page), slow=86_400_000
-    )
+    found = reconcile(spark, place=place, topics=[topic], since="1h", report=str(page), slow="1d")
     assert not found.is_settled
-    assert (found.published, found.due, found.settled, found.missing) == (10, 20, 8, 10)
+    assert (found.published, found.due, found.settled, found.undelivered) == (10, 20, 8, 10)
+    assert found.missing == 0, "a backlog is not lost"
     assert (found.dead, found.retrying, found.slow, found.repeated) == (1, 1, 0, 0)
-    assert {line.group: line.verdicts.missing for line in found.lines} == {
+    assert {line.group: line.verdicts.undelivered for line in found.lines} == {
         f"{topic}-idle": 10, lived: 0,
     }  # fmt: skip
     assert found.report is not None
-    assert [one.offset for one in found.report.missing] == list(range(10))
+    assert [(one.offset, one.last, one.group) for one in found.report.undelivered] == [
+        (0, 9, f"{topic}-idle")
+    ]
+    assert found.report.node
+    assert found.report.options.startswith(f"{topic} --since 1h --slow 1d")
     assert [one.cause for one in found.report.dead] == ["no <such> order"]
     assert "no &lt;such&gt; order" in page.read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ from onward.pipeline.shipping import check_workers
 
 
 def test_a_session_has_the_options_that_matter(spark: SparkSession):
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "false"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.driver.memory") == "1g"

@@ -222,38 +222,37 @@ def test_columns_are_chosen_by_option_and_by_schema(
         wrong.load(topic).collect()
 
 
-@pytest.mark.parametrize("pushed", ["true", "false"])
-def test_filters_choose_the_same_rows_with_and_without_push_down(
-    spark: SparkSession, place: Place, mq: SyncClient, topic: str, pushed: str
+def test_a_reader_plans_by_its_options_whatever_filters_spark_offers(
+    place: Place, mq: SyncClient, topic: str
 ):
-    other = f"{topic}.other"
-    mq.publish_many(topic, [b"x"] * 100, keys=[str(n % 3) for n in range(100)])
-    mq.publish_many(other, [b"x"] * 10)
-    was = spark.conf.get("spark.sql.python.filterPushdown.enabled")
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
-    try:
-        frame = read_topic(spark, [topic, other], place=place)
-        chosen = frame.where(f"topic = '{topic}' and offset >= 10 and offset < 50 and key = '1'")
-        now = "published_at > current_timestamp() - interval 1 hour"
-        found = sorted(row.offset for row in chosen.where(now).select("offset").collect())
-        assert found == [n for n in range(10, 50) if n % 3 == 1]
-        assert frame.where(f"topic = '{topic}' and offset in (5, 7)").count() == 2
-        assert frame.where("published_at < timestamp'2000-01-01'").count() == 0
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", str(was))
-
-
-def test_filters_leave_less_to_read(place: Place, mq: SyncClient, topic: str):
     mq.publish_many(topic, [b"x"] * 100)
-    mq.publish_many(f"{topic}.other", [b"x"] * 100)
-    made = reader(place, topic=[topic, f"{topic}.other"])
-    rest = made.pushFilters([EqualTo(("topic",), topic), GreaterThanOrEqual(("offset",), 90)])
-    assert list(rest) == []
-    assert [part.value for part in made.partitions()] == [[(topic, 90, 100)]]
-    early = reader(place, topic=topic)
-    before = GreaterThanOrEqual(("published_at",), datetime(2100, 1, 1, tzinfo=UTC))
-    assert list(early.pushFilters([before])) == [before]
-    assert early.partitions() == []
+    made = reader(place, topic=topic)
+    offered = [EqualTo(("topic",), "other"), GreaterThanOrEqual(("offset",), 90)]
+    assert list(made.pushFilters(list(offered))) == offered
+    assert [part.value for part in made.partitions()] == [[(topic, 0, 100)]]
+
+
+def test_a_table_of_a_catalog_is_the_topic_of_its_options(
+    spark: SparkSession, place: Place, mq: SyncClient, topic: str
+):
+    mq.publish_many(
+        topic, [f'{{"id": {n}}}' for n in range(10)], keys=[f"it's {n}" for n in range(10)]
+    )
+    options = f"servers '{place.servers}', topic '{topic}', startingOffsets '{{\"{topic}\": 2}}'"
+    made = "USING onward COMMENT 'ours' TBLPROPERTIES ('a.b' = 'c') OPTIONS"
+    spark.sql(f"CREATE TABLE of_topic {made} ({options})")
+    spark.sql(f"CREATE TABLE typed {made} ({options}, columns 'key', bodySchema 'id INT')")
+    spark.sql(f"CREATE TABLE to_topic {made} ({options}, columns 'key,body')")
+    try:
+        assert spark.sql("SELECT count(*), max(offset) FROM of_topic").first() == (8, 9)
+        less = f"""WITH (`startingOffsets` = '{{"{topic}": 7}}')"""
+        assert spark.sql(f"SELECT count(*) FROM of_topic {less}").first() == (3,)
+        assert spark.sql("SELECT sum(id), max(key) FROM typed").first() == (44, "it's 9")
+        spark.sql("INSERT INTO to_topic VALUES ('new', X'37')")
+        assert mq.get(topic, 10).body == b"7"
+    finally:
+        for name in ("of_topic", "typed", "to_topic"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
 def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, place: Place, mq: SyncClient,

@@ -12,13 +12,15 @@ from .engines import BOTH, Engine
 
 
 @BOTH
-async def test_a_client_is_used_once_at_a_time_and_may_be_opened_again(engine: Engine) -> None:
+async def test_opening_again_changes_nothing_or_opens_a_closed_client(
+    engine: Engine,
+) -> None:
     mq = engine.connect()
     for _ in range(2):
         async with mq:
             await mq.publish("orders", b"x")
-            with pytest.raises(onward.InvalidRequest, match="open already"):
-                await mq.open()
+            await mq.open()
+            await mq.publish("orders", b"y")
         with pytest.raises(NotConnected):
             await mq.publish("orders", b"x")
 
@@ -70,5 +72,9 @@ def test_the_blocking_client_works_inside_a_program_that_has_a_loop() -> None:
             mq.publish("orders", b"x")
             return [message.body for message in mq.read("orders")]
 
+    # Other tests of this process may keep a client open: a Spark session does for its progress.
+    threads_before = set(threading.enumerate())
     assert asyncio.run(main()) == [b"x"]
-    assert not [one for one in threading.enumerate() if one.name == "onward-client"]
+    assert (
+        not {one for one in threading.enumerate() if one.name == "onward-client"} - threads_before
+    )

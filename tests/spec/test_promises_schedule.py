@@ -34,7 +34,9 @@ async def waiting(found: AsyncIterator[ScheduledDescription]) -> list[int]:
 async def test_a_message_fires_into_its_topic_at_its_time_and_never_early(engine: Engine) -> None:
     async with engine.connect() as mq:
         await mq.create_topic("orders")
-        receipts = [await mq.publish("orders", str(n), delay=n * 100, key=str(n)) for n in range(5)]
+        receipts = [
+            await mq.publish("orders", str(n), delay_ms=n * 100, key=str(n)) for n in range(5)
+        ]
         found = await messages(mq, 5)
         assert [message.text for message in found] == list("01234")
         assert [message.schedule_id for message in found] == [one.schedule_id for one in receipts]

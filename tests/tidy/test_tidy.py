@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "testing": ANYTHING,
     "bench": ANYTHING,
     "__init__": {"version", "errors", "message", "delivery", "client", "outbox"},
+    "types": {"message", "delivery", "client", "testing"},  # the kit's types at their first use
     "__main__": {"cli"},
 }
 # A client that carries its broker with it: the one place where the outside meets the inside.
@@ -210,12 +211,14 @@ PARENTS = {
     "broker/replies.py:begin": "one answer: a callback takes its end and answers",
     "broker/joining.py:open": "one join: cancelled with its session, a callback answers",
     "broker/deciding.py:_ask": "the round: stop() cancels it and waits, a callback takes its end",
-    "broker/recurring_runs.py:_ask_whether_waiting": "one look: a callback takes its end",
+    "broker/recurring_runs.py:_find_soon": "one look: a callback takes its end",
     "broker/schedule_files.py:tend": "one work aside: close() cancels it and waits",
     "broker/schedule_requests.py:_task": "one answer: a callback takes its end and answers",
     "broker/topic_copies.py:_ask": "one copy: cancelled with its session, a callback answers",
     "broker/scheduling.py:__init__": "the firing: stop() ends it and waits, a callback for errors",
     "client/keeper.py:open": "the keeper's one task: close() cancels it and waits",
+    "client/producer.py:_settle": "one question: close() cancels it, a callback takes its end",
+    "client/membership.py:_pause": "the way back to a broker: leave() cancels it",
     "client/sync.py:_end_thread": "waited for on the spot, by its thread",
     "client/sync.py:_submit": "the calling thread waits for it; closing cancels what is left",
     "testing/simulator.py:_run_all": "the programs: gathered at its end",

@@ -170,7 +170,10 @@ IN_A_PROGRAM = [
     (Settings(log=LogSettings(segment_bytes_max=2_000)), "log.segment_bytes_max (program): 2000: "),
     (Settings(log=LogSettings(retention_ms="7d")), "log.retention_ms (program): '7d': expected"),  # type: ignore[arg-type]
     (Settings(log=LogSettings(retention_ms=1.5)), "log.retention_ms (program): 1.5: expected"),  # type: ignore[arg-type]
-    (Settings(log=LogSettings(durability="hope")), "log.durability (program): 'hope': invalid"),  # type: ignore[arg-type]
+    (
+        Settings(log=LogSettings(durability="hope")),
+        "log.durability (program): 'hope': expected one",
+    ),  # type: ignore[arg-type]
     (Settings(topics=TopicSettings(auto_create=3)), "topics.auto_create (program): 3: expected"),  # type: ignore[arg-type]
     (Settings(topics=TopicSettings(message_bytes_max=17 << 20)), "larger than topics.batch_bytes"),
     (Settings(auth=AuthSettings(tokens=["ann:s3cret"])), "auth.tokens (program): a tuple of Token"),  # type: ignore[arg-type]

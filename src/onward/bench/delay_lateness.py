@@ -7,7 +7,8 @@ of the seconds: a Redis sorted set that is asked every millisecond (ZRANGEBYSCOR
 beanstalkd (greenstalk, four connections), whose delays are whole seconds: what is due within a
 second waits for its end, and `own_p99_ms` is the lateness after the moment that it was told. Both
 peers sync now and then, as they do by default: they have less to do than Onward, which has each
-message on the disk before it is delivered.
+message on the disk before it is delivered. With `--busy`, the processors or the disk are in use by
+other programs all the time, for every server alike.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import uvloop
 
 import onward
+from onward.bench.busy import busy
 from onward.bench.clients import GROUP, redis_client
 from onward.bench.peers import (
     REDIS_PY,
@@ -116,6 +118,11 @@ class Contender:
 
 def run(options: Options) -> Report:
     """Measure the 99th percentile of the lateness, in ms."""
+    with busy(options.busy, folder=options.folder):
+        return _run(options)
+
+
+def _run(options: Options) -> Report:
     found: dict[str, Lateness] = {}
     settings: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -146,6 +153,7 @@ def run(options: Options) -> Report:
         | {
             "beside": not_in_ratio,
             "due_per_second": PER_SECOND,
+            "busy": options.busy,
             "servers": {
                 name: program_version(name)
                 for name in ("redis-server", "beanstalkd")

@@ -34,6 +34,8 @@ class Options:
     count: int | None = None
     repeat: int | None = None
     log_bytes: int | None = None
+    busy: str | None = None
+    """What else the machine does meanwhile: one of `busy.LOADS`."""
     keep: bool = False
     say: Callable[[str], None] = lambda text: None
     """Told what happens meanwhile, for people."""

@@ -26,8 +26,10 @@ from onward.broker.catalogue import Catalogue, Topic, TopicEnding
 from onward.broker.commit import Commit, InlineCommit, LocalCommit
 from onward.broker.consume import Consuming
 from onward.broker.deliver import Delivering
+from onward.broker.event_limit import EventLimit
 from onward.broker.group_holds import GroupHolds
 from onward.broker.housekeeping import Housekeeping
+from onward.broker.idle_topics import IdleTopics
 from onward.broker.intake import Intake
 from onward.broker.producers import WINDOW, Producers
 from onward.broker.publish import TRACE_TOPIC, Publishing
@@ -38,6 +40,7 @@ from onward.broker.scheduling import Scheduling
 from onward.broker.session import Session
 from onward.broker.topic_copies import TopicCopies
 from onward.broker.topic_waits import TopicWaits
+from onward.broker.undelivered import Undelivered
 from onward.clock import Clock, SystemClock
 from onward.delivery.group import Groups
 from onward.delivery.record import GroupRecord
@@ -52,10 +55,10 @@ from onward.errors import (
 )
 from onward.log.disk import Disk, OsDisk
 from onward.log.index import ROW, Row, Rows, RowsFile
-from onward.log.log import DiskFailed, Log, LogLimits
+from onward.log.log import DiskFailed, FolderLost, Log, LogLimits
 from onward.log.recovery import Apply, Opened, open_log
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
-from onward.message.entry import Entry, Kind
+from onward.message.entry import CARRIED_TOPIC, Entry, Kind
 from onward.protocol.receiver import SHARED_BYTES
 from onward.schedule.recurring import Recurring
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
@@ -101,12 +104,15 @@ class Broker:
         self.log: Log = opened.log
         self.node = folded.node
         self.catalogue = folded.catalogue
+        self.log.carried = folded.catalogue.carried
+        self.log.forget_missing_carried()
         self.producers = folded.producers
         self.publishers = folded.publishers
         self.spread = (jitter or Random()).random
         """Gives a number from 0 to 1, by which pauses are spread."""
         # A dict for its order: the simulator replays a run from its seed.
         self.sessions: dict[Session, None] = {}
+        self.session_events = EventLimit(logger, "sessions ended or dropped")
         self.shared_buffer = bytearray(SHARED_BYTES)
         self.frame_bytes_max = settings.topics.batch_bytes_max + FRAME_MARGIN_BYTES
         self.connection_bytes_max = settings.server.connection_bytes_max
@@ -130,7 +136,7 @@ class Broker:
         )  # fmt: skip
         self.delivering = Delivering(
             log=self.log, catalogue=self.catalogue, in_thread=self.in_thread,
-            create_on_use=self.publishing.create_on_use,
+            create_on_use=self.publishing.create_on_use, clock=clock,
         )  # fmt: skip
         folded.groups.restart()
         self.consuming = Consuming(self, folded.groups)
@@ -139,7 +145,9 @@ class Broker:
         self.topic_waits = TopicWaits(self)
         self.topic_copies = TopicCopies(self)
         self.group_holds = GroupHolds(self)
+        self.idle_topics = IdleTopics(self)
         self.requests = Requests(self)
+        self.undelivered = Undelivered(self)
         self.housekeeping = Housekeeping(
             self, opened=opened, in_thread=self.in_thread, in_sync_thread=self._in_sync_thread
         )
@@ -251,12 +259,14 @@ class Broker:
         self.publishing.end_topic(topic, ending, done=settle)
 
     def _open_bytes_of(self, number: int) -> int:
-        return sum(_bytes_of(source, number) for source in self.log.tail.sources())
+        numbers = (number, number + CARRIED_TOPIC)
+        return sum(_bytes_of(source, one) for source in self.log.tail.sources() for one in numbers)
 
     def _dead_bytes_at_start(self) -> int:
         """A broker that ended right after a topic did has not given its space back."""
         pieces = [piece for source in self.log.tail.sources() for piece in source.pieces()]
-        dead = {number for number, _ in pieces if number} - self.catalogue.by_number.keys()
+        numbers = {number % CARRIED_TOPIC for number, _ in pieces}
+        dead = numbers - {0} - self.catalogue.by_number.keys()
         return sum(map(self._open_bytes_of, dead))
 
     # --- all of it ---------------------------------------------------------------------------
@@ -287,6 +297,8 @@ class Broker:
             "groups": len(self.consuming.groups.by_name),
             "members": sum(len(crew.members) for crew in self.consuming.crews.values()),
             "delivered": self.consuming.delivered_count,
+            "expiring": self.undelivered.expiring_count,
+            "dropped": self.undelivered.dropped_count,
             **self.scheduling.status(),
             "checkpoints": self.housekeeping.checkpoint_count,
         }
@@ -313,7 +325,9 @@ class Broker:
         if self.failure is not None:
             return
         self.failure = error
-        if isinstance(error, DiskFailed):
+        if isinstance(error, FolderLost):
+            logger.critical("what is stored is gone, nothing more is answered: %s", error)
+        elif isinstance(error, DiskFailed):
             logger.critical("the disk failed, nothing more is answered: %s", error)
         elif isinstance(error, Corruption):
             logger.critical("what is stored is damaged, nothing more is answered: %s", error)
@@ -334,7 +348,10 @@ class Broker:
             self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     async def stop(self) -> None:
-        """Answer what was taken, say goodbye, leave a checkpoint, and close."""
+        """Answer what was taken, say goodbye, leave a checkpoint, and close.
+
+        Raises `FolderLost` or `OSError`, with all files closed, when no checkpoint could be left.
+        """
         self.publishing.is_stopping = True
         if self.failure is None:
             await self._drain()
@@ -345,8 +362,14 @@ class Broker:
         await self.topic_copies.stop()
         self.housekeeping.stop()
         await asyncio.wait([self._chores])
-        if self.failure is None:
-            await self.housekeeping.checkpoint()
+        try:
+            if self.failure is None:
+                self.housekeeping.check_folder()
+                await self.housekeeping.checkpoint()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
         await self.in_thread(self._commit.close)
         for executor in (self._executor, self._sync_executor):
             if executor is not None:

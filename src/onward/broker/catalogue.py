@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from onward.errors import Forbidden, UnknownTopic
-from onward.message.entry import Entry, Kind
+from onward.log.carried import Carried, CarriedRow
+from onward.message.entry import CARRIED_TOPIC, Entry, Kind
 
 if TYPE_CHECKING:
     from onward.broker.crew import Crew
@@ -44,6 +45,10 @@ class TopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     retention_bytes: int = 0
     retention_group: str = ""
     """What this group has not finished is kept, however old and large; empty: none."""
+    keep_unfinished: bool = False
+    """What any group has not finished is kept, however old and large."""
+    expires_idle_ms: int = 0
+    """A topic that nobody has used for so long ends; 0: never."""
 
 
 class TopicEnding(msgspec.Struct, frozen=True):
@@ -53,6 +58,13 @@ class TopicEnding(msgspec.Struct, frozen=True):
     name: str
     reason: Literal["deleted", "expired"]
     ended_at_ms: int
+
+
+class TopicsRetained(msgspec.Struct, frozen=True):
+    """What the log says when retention has moved the first offsets of topics."""
+
+    first_offsets: list[tuple[int, int]]
+    """Pairs of topic number and first offset."""
 
 
 class _SavedTopic(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +77,7 @@ class _Saved(msgspec.Struct, frozen=True):
     next_number: int
     topics: list[_SavedTopic]
     ended: list[TopicEnding]
+    carried: dict[int, list[CarriedRow]] = {}
 
 
 class Topic:
@@ -72,7 +85,8 @@ class Topic:
 
     __slots__ = (
         "crews", "ending", "first_offset", "is_durable", "is_open", "message_bytes_max", "name",
-        "next_offset", "number", "record", "staged_offset", "staged_record", "waiting", "watches",
+        "next_offset", "number", "record", "staged_offset", "staged_record", "uses",
+        "waiting", "watches",
     )  # fmt: skip
 
     def __init__(self, record: TopicRecord, *, first_offset: int = 0, next_offset: int = 0) -> None:
@@ -89,6 +103,8 @@ class Topic:
         """Who waits until there is more, without reading it."""
         self.crews: list[Crew] | None = None
         """The groups that have members and consume this topic."""
+        self.uses = 0
+        """How often somebody began to read it, to wait for it or to consume it."""
         self.change(record)
 
     def change(self, record: TopicRecord) -> None:
@@ -119,6 +135,8 @@ class Catalogue:
         self.by_name: dict[str, Topic] = {}
         self.by_number: dict[int, Topic] = {}
         self.ended: deque[TopicEnding] = deque(maxlen=ENDED_KEPT)
+        self.carried = Carried()
+        """Messages below the first offset of their topic that groups still need."""
         self.next_number = 1
         self._system_count = 0
         self._names: list[str] | None = None
@@ -215,7 +233,14 @@ class Catalogue:
         elif entry.kind == Kind.TOPIC_DELETED:
             ending = msgspec.json.decode(body, type=TopicEnding)
             self.remove(ending.number)
+            self.carried.forget_topic(ending.number)
             self.ended.append(ending)
+        elif entry.kind == Kind.RETAINED:
+            for number, offset in msgspec.json.decode(body, type=TopicsRetained).first_offsets:
+                if (retained := self.by_number.get(number)) is not None:
+                    retained.first_offset = max(retained.first_offset, offset)
+        elif entry.kind == Kind.CARRIED and entry.topic - CARRIED_TOPIC in self.by_number:
+            self.carried.apply(entry, body)
 
     def save(self) -> bytes:
         """Return all of it as bytes, for a checkpoint."""
@@ -224,7 +249,9 @@ class Catalogue:
             for topic in self.by_number.values()
             if topic.is_durable
         ]
-        return msgspec.msgpack.encode(_Saved(self.next_number, topics, list(self.ended)))
+        return msgspec.msgpack.encode(
+            _Saved(self.next_number, topics, list(self.ended), self.carried.save())
+        )
 
     @classmethod
     def load(cls, saved: bytes) -> Catalogue:
@@ -243,4 +270,5 @@ class Catalogue:
                 topic.next_offset = topic.staged_offset = one.next_offset
             catalogue.ended.extend(state.ended)
             catalogue.next_number = state.next_number
+            catalogue.carried = Carried.load(state.carried)
         return catalogue

@@ -11,13 +11,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord
+from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord, TopicsRetained
 from onward.broker.collected import Change, Collected
 from onward.broker.routes import Routes
 from onward.clock import Clock
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError, Overloaded, Stopping
-from onward.message.entry import Kind
+from onward.message.entry import CARRIED_TOPIC, Kind
 from onward.message.names import is_system_name
 from onward.schedule.recurring import Recurring
 from onward.settings import Settings
@@ -104,6 +104,34 @@ class Changes(ABC):
             done(error)
 
         self._collected.later.append(Change(Kind.TOPIC_DELETED, ending, done=settle))
+        self._collected.sync = True
+        self._commit_soon()
+
+    def retain_topics(
+        self, retained: TopicsRetained, *, done: Callable[[OnwardError | None], None]
+    ) -> None:
+        """Move the first offsets of topics; they are moved, and told, once that is durable."""
+        if self._is_closed:
+            self._loop.call_soon(done, Stopping("the broker is stopping"))
+            return
+        self._collected.later.append(Change(Kind.RETAINED, retained, done=done))
+        self._collected.sync = True
+        self._commit_soon()
+
+    def carry(
+        self, topic: int, entries: bytes, *, base_offset: int, count: int,
+        done: Callable[[OnwardError | None], None],
+    ) -> None:  # fmt: skip
+        """Write whole entries of a topic again, as one that outlives its retention."""
+        if self._is_closed:
+            self._loop.call_soon(done, Stopping("the broker is stopping"))
+            return
+        self._collected.later.append(
+            Change(
+                Kind.CARRIED, entries, done=done, topic=topic + CARRIED_TOPIC,
+                base_offset=base_offset, count=count,
+            )
+        )  # fmt: skip
         self._collected.sync = True
         self._commit_soon()
 

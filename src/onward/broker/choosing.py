@@ -38,6 +38,8 @@ WANTED_MIN = 8_192
 CHOSEN_MAX = 64
 """A grant of a choosy group is small: what is better may come next."""
 
+RESERVED_LOOKED_MAX = 8_192
+"""An ordered group with more messages that may be re-claimed grants nothing else until then."""
 TENANT_HELD_MAX = 8_192
 """So many of one tenant are held at once; what it has beyond is put aside, and others are seen."""
 ASIDE_MAX = 10_000_000
@@ -102,12 +104,21 @@ class PlainSource:
 
     def available(self) -> int:
         """Return how many offsets `take` could give."""
+        if self._is_exclusive and self.share.reserved:
+            return 0  # nothing overtakes what the member that was active may re-claim
+        if self._is_exclusive and self.share.alone:
+            return self._in_order().count
         fresh = self._topic.next_offset - self.share.head
         known = self._back.count + self.share.ready.count
         return known + (0 if self.share.is_full else max(0, fresh))
 
     def take(self, limit: int) -> list[Range]:
         """Take at most `limit` offsets."""
+        if self._is_exclusive and self.share.alone:
+            first = self._in_order().take(limit)
+            for start, end in first:
+                self.share.ready.remove(start, end)
+            return first
         if self._back:
             return self._back.take(limit)
         # Whoever takes over goes on where the one before was: nothing overtakes what comes again.
@@ -115,6 +126,10 @@ class PlainSource:
         return self.share.take(
             limit, end_offset=self._topic.next_offset, fresh=not is_late and not self.share.is_full
         )
+
+    def _in_order(self) -> Ranges:
+        """Return what may be taken while a suspect is unfinished: nothing beyond it."""
+        return Ranges(self.share.ready.overlap(0, min(self.share.alone) + 1))
 
     def give_back(self, ranges: list[Range]) -> None:
         """Let ranges that were taken be taken again."""
@@ -331,10 +346,14 @@ class ChosenSource:
 
     def _next_ranges(self) -> list[Range]:
         """Return what to look at next, and take it from the share."""
+        if self._waits_for_claims():
+            return []
         if self._parked is None:
             is_ordered = self._record.mode == "ordered"
-            waiting = ranges_of(self.share.retries) if is_ordered else []
-            self._parked = merged([*waiting, *self._leased()])
+            # What is delivered alone may wait elsewhere by now.
+            behind = self.share.retries.keys() | self.share.alone.keys()
+            waiting = ranges_of(behind) if is_ordered else []
+            self._parked = merged([*waiting, *self._leased(), *self.share.reserved])
         if self._parked:
             return self._parked
         left, self._left = _unfinished(self.share, self._left), []
@@ -355,6 +374,19 @@ class ChosenSource:
             # What is to be delivered again comes before later messages of its key.
             return again
         return merged([*again, *self._next_fresh(room - count_of(again))])
+
+    def _waits_for_claims(self) -> bool:
+        """Return True while nothing may be granted but what members re-claim after a restart.
+
+        Reserved messages hold their keys like those that wait for a retry. If there are too many
+        to look at, any key may have one.
+        """
+        reserved = self.share.reserved
+        if not reserved:
+            return False
+        if self._record.mode == "exclusive":
+            return True
+        return self._parked is None and reserved.count > RESERVED_LOOKED_MAX
 
     def _warn_when_blind(self) -> None:
         """Say it once when there is no room to look further, and nothing in view may be taken."""
@@ -494,9 +526,11 @@ def _unfinished(share: Share, ranges: list[Range]) -> list[Range]:
 GONE = "it was retained away before it was consumed"
 
 
-def gone_row(group: str, topic: str, ranges: list[Range], *, now_ms: int) -> Trace:
+def gone_row(
+    group: str, topic: str, ranges: list[Range], *, now_ms: int, cause: str = GONE
+) -> Trace:
     """Return the row that says that messages are not stored any more."""
     return Trace(
         did="skipped", at_ms=now_ms, group=group, topic=topic, ranges=tuple(ranges),
-        cause=GONE,
+        cause=cause,
     )  # fmt: skip

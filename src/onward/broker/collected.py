@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from onward.broker.catalogue import Topic, TopicEnding, TopicRecord
+from onward.broker.catalogue import Topic, TopicEnding, TopicRecord, TopicsRetained
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError
 from onward.message.entry import Kind
@@ -28,20 +28,29 @@ Staged = tuple[Topic, list["Publish"]]
 
 
 class Change:
-    """A change of a topic, a group or a recurring schedule on its way to the disk."""
+    """A change of topics, a group or a recurring schedule on its way to the disk.
 
-    __slots__ = ("body", "done", "kind")
+    The body of messages that are carried over is bytes, and has a topic, a base offset and a count.
+    """
+
+    __slots__ = ("base_offset", "body", "count", "done", "kind", "topic")
 
     def __init__(
         self,
         kind: Kind,
-        body: TopicRecord | TopicEnding | GroupRecord | Recurring,
+        body: TopicRecord | TopicEnding | TopicsRetained | GroupRecord | Recurring | bytes,
         *,
         done: Callable[[OnwardError | None], None],
+        topic: int = 0,
+        base_offset: int = 0,
+        count: int = 0,
     ) -> None:
         self.kind = kind
-        self.body = msgspec.json.encode(body)
+        self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
         self.done = done
+        self.topic = topic
+        self.base_offset = base_offset
+        self.count = count
 
 
 Rows = tuple[Callable[[], list[bytes]], Callable[[OnwardError | None], None], bool]

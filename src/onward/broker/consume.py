@@ -5,6 +5,8 @@
     lease    the ranges are this member's until a moment                    here
     hand     read, cut, send as one DELIVERY                                `handover`
     settle   ack, retry, reject: rows of the trace, folded when durable     `settle`
+    suspect  what died with its member comes again alone                    `suspects`
+    recall   what waits at a busy member goes to an idle one                `recalls`
 
 A group is served when there is something new, a member gives credit or leaves, a retry comes due,
 or a lease runs out. Each grant is sized by what is ready and who waits, so that nobody grabs all;
@@ -26,17 +28,23 @@ from onward.broker.deliver import CROWDED_READ_BYTES_MAX, UNSENT_BYTES_MAX
 from onward.broker.group_records import GroupRecords
 from onward.broker.handing import Handing
 from onward.broker.handover import DELIVERY_BYTES_MAX
+from onward.broker.idle_groups import IdleGroups
 from onward.broker.joining import Joining
 from onward.broker.lookahead import LookAhead
 from onward.broker.outcomes import Done, Outcomes
+from onward.broker.recalls import Recalls
+from onward.broker.reclaim import Reclaims
+from onward.broker.served import Served
 from onward.broker.settle import Settling
+from onward.broker.suspects import Suspects
 from onward.delivery.group import Group, Groups
 from onward.delivery.lease import Lease, Leases
-from onward.delivery.ranges import count_of
+from onward.delivery.ranges import Range, count_of
 from onward.delivery.record import GroupRecord, StartAt
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
 from onward.errors import Conflict, OnwardError, TopicEnded, UnknownGroup
+from onward.protocol.deliveries import decode_started
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import End, Start, encode_json
 
@@ -75,9 +83,17 @@ class Consuming:
             broker.publishing, fold=self._fold, give_back=self._refused,
             now_ms=broker.clock.now_ms,
         )  # fmt: skip
+        self.reclaims = Reclaims(
+            groups, catalogue=broker.catalogue, node=broker.node, clock=broker.clock,
+            window_ms=broker.settings.groups.reclaim_ms, serve=self._serve_group,
+        )  # fmt: skip
         self.records = GroupRecords(broker)
         self.joining = Joining(broker, self)
+        self.idle_groups = IdleGroups(broker)
         self.settling = Settling(broker, self)
+        self.served = Served(self)
+        self._suspects = Suspects(self, self._handing, broker.clock)
+        self._recalls = Recalls(self, broker.clock)
         self.delivered_count = 0
 
     # --- what others ask for -----------------------------------------------------------------
@@ -159,10 +175,22 @@ class Consuming:
         # Ids that no delivery had before, also of an earlier life of this broker.
         return Crew(group, first_lease=(self._broker.started_at_ms + self._crew_serial) << 20)
 
+    def untaken(self, group: Group, share: Share, topic: Topic) -> list[Range]:
+        """Return what of a topic no member holds, and what neither waits nor is being settled.
+
+        Sources return what they hold to the share: only then does it tell who has what.
+        """
+        crew = self.crews.get(group.record.name)
+        if crew is not None and topic.name in crew.sources:
+            self._choose_anew(crew, topic.name)
+            self.serve_soon(crew)
+        return share.untaken(topic.next_offset)
+
     def cancel_leases(self, name: str, topic: str) -> None:
         """Make void what members hold of a topic: its share is about to begin anew."""
         if (crew := self.crews.get(name)) is not None:
             crew.leases.drop_topic(topic)
+            self._suspects.give_back(crew, topic)
 
     def end_member(self, name: str, member_name: str, error: OnwardError) -> bool:
         """End a membership and tell why; what it holds is given back."""
@@ -197,6 +225,18 @@ class Consuming:
             if credit > 0:
                 self.serve_soon(member.crew)
 
+    def start(self, session: Session, consumer_id: int, payload: bytes | bytearray) -> None:
+        """Take note of what a member starts; for one that has just ended this means nothing."""
+        rows = decode_started(payload)
+        member = self._of_session.get(session, {}).get(consumer_id)
+        if member is None:
+            return
+        member.is_recalled = member.is_stuck = False
+        for delivery, start, end in rows:
+            lease = member.crew.leases.find(delivery)
+            if lease is not None and lease.member == member.name:
+                lease.start(start, end)
+
     def cancel(self, session: Session, consumer_id: int) -> bool:
         """End a membership because its client wants no more; tell whether there was one."""
         if self.joining.cancel(session, consumer_id):
@@ -225,7 +265,8 @@ class Consuming:
         """Serve a member again that was left out, if nothing speaks against it any more."""
         if not member.is_waiting or not member.session.writable:
             return
-        if member.crew.leases.held_by(member.name) < LEASES_PER_MEMBER_MAX:
+        limit = 1 if member in member.crew.apart else LEASES_PER_MEMBER_MAX
+        if member.crew.leases.held_by(member.name) < limit:
             member.crew.go_on(member)
             self.serve_soon(member.crew)
 
@@ -258,9 +299,12 @@ class Consuming:
     def tick(self) -> None:
         """Do what an alarm has missed, and take up topics that came back under their names."""
         now_ms = self._broker.clock.monotonic_ms()
+        self.reclaims.tick()
         for crew in list(self.crews.values()):
             if crew.alarm is not None and crew.alarm_at_ms <= now_ms:
                 self._expire(crew)
+            if crew.apart:
+                self._suspects.tick(crew)
             if len(crew.sources) < len(crew.group.record.topics):
                 self._take_up(crew)
 
@@ -288,9 +332,11 @@ class Consuming:
                 crew.topics[name] = topic
                 crew.turn.append(name)
                 topic.crews = [*(topic.crews or ()), crew]
+                topic.uses += 1
         self.serve_soon(crew)
 
     def _detach(self, crew: Crew, name: str) -> None:
+        self._suspects.give_back(crew, name)
         source = crew.sources.pop(name, None)
         if source is None:
             return
@@ -315,7 +361,11 @@ class Consuming:
         """Follow a change of a group's settings."""
         group = self.groups.by_name.get(record.name)
         before = None if group is None else group.record
+        if before is not None and (crew := self.crews.get(record.name)) is not None:
+            for name in set(before.topics).difference(record.topics):
+                self._detach(crew, name)
         self.groups.change(record)
+        self.idle_groups.note(record)
         if record.deleted:
             self._broker.group_holds.forget_group(record.name)
             self._expired.pop(record.name, None)
@@ -331,13 +381,19 @@ class Consuming:
                 self._end(offline, Conflict(f"member {name!r} was taken offline"))
         if before is None or _rules(before) != _rules(record):
             for name in list(crew.sources):
-                # What was chosen by the old rules goes back.
-                source = crew.sources[name]
-                source.close()
-                crew.sources[name] = self._source(crew, source.share, crew.topics[name])
+                self._choose_anew(crew, name)
         if record.mode == "broadcast" and before is not None and tasks(before) != tasks(record):
             self.joining.tell_again(crew)
+        if record.mode != "broadcast":
+            crew.follow(frozenset(record.topics))
         self.attach(crew)
+
+    def _choose_anew(self, crew: Crew, name: str) -> None:
+        """Return to the share what was looked at or set apart and not granted, and begin again."""
+        self._suspects.give_back(crew, name)
+        source = crew.sources[name]
+        source.close()
+        crew.sources[name] = self._source(crew, source.share, crew.topics[name])
 
     # --- choose and lease --------------------------------------------------------------------
 
@@ -347,6 +403,10 @@ class Consuming:
             crew.is_serving = True
             self._loop.call_soon(self._planned_serve, crew)
 
+    def _serve_group(self, group: Group) -> None:
+        if (crew := self.crews.get(group.record.name)) is not None:
+            self.serve_soon(crew)
+
     def _planned_serve(self, crew: Crew) -> None:
         crew.is_serving = False
         self._serve(crew)
@@ -355,15 +415,21 @@ class Consuming:
         """Grant until nobody waits or nothing is left, then set the alarm for what comes later."""
         if not crew.members or crew.group.record.name in self._holds:
             return
-        if self._broker.failure is not None:
-            return
+        if self._broker.failure is not None or self._broker.publishing.is_stopping:
+            return  # what a stopping broker hands out would only be held over its end
         now_ms = self._broker.clock.now_ms()
         for source in crew.sources.values():
             if source.share.retries:
                 source.share.wake(now_ms)
         if not crew.group.record.paused:
+            if crew.suspects:
+                self._suspects.grant(crew)
             while self._has_room(crew) and self._grant_any(crew):
                 pass
+            if crew.recall is None and len(crew.members) > 1:
+                self._recalls.plan(crew)
+        if crew.served_waits:
+            self.served.answer(crew)
         self.set_alarm(crew)
 
     def _has_room(self, crew: Crew) -> bool:
@@ -397,7 +463,7 @@ class Consuming:
 
     def _grant(self, crew: Crew, name: str) -> bool:
         source, topic = crew.sources[name], crew.topics[name]
-        if source.share.cursor < topic.first_offset:
+        if source.share.head < topic.first_offset:
             self._skip_retained(crew, source, topic)
         available = source.available()
         if available <= 0:
@@ -413,6 +479,14 @@ class Consuming:
         ranges = source.take(min(limit, crew.fitting(name)))
         if not ranges:
             return False
+        if source.share.alone:
+            others = self._suspects.set_apart(crew, source.share, ranges)
+            if others != ranges:
+                self.serve_soon(crew)
+            if not others:
+                return True
+            ranges = others
+        member.was_apart = False
         crew.used(member, count_of(ranges))
         self._handing.deliver(crew, member, source, topic, ranges, bytes_max=self._bytes_max())
         return True
@@ -448,10 +522,12 @@ class Consuming:
         if not members:
             self._of_session.pop(member.session, None)
         crew.leave(member)
-        for lease in crew.leases.drop_member(member.name):
-            if is_lost:
-                self.settling.lose(crew, lease, "lost")
-            else:
+        self.served.forget(member)
+        leases = crew.leases.drop_member(member.name)
+        if is_lost:
+            self.settling.lose_all(crew, leases)
+        else:
+            for lease in leases:
                 self._return(crew, lease)
         is_stopping = self._broker.publishing.is_stopping
         if crew.group.record.mode in ("exclusive", "ordered") and not is_stopping:
@@ -478,9 +554,18 @@ class Consuming:
 
         self.outcomes.when_durable(release)
 
+    def is_granting(self, crew: Crew) -> bool:
+        """Tell whether what becomes ready in a group now is delivered at once."""
+        record = crew.group.record
+        return bool(crew.members) and not record.paused and record.name not in self._holds
+
+    def give_back(self, crew: Crew, topic: str, ranges: list[Range]) -> None:
+        """Let ranges that were leased be delivered again; nothing is counted."""
+        if (source := crew.sources.get(topic)) is not None:
+            source.give_back(ranges)
+
     def _return(self, crew: Crew, lease: Lease) -> None:
-        if (source := crew.sources.get(lease.topic)) is not None:
-            source.give_back(list(lease.ranges))
+        self.give_back(crew, lease.topic, list(lease.ranges))
 
     def _disband(self, crew: Crew) -> None:
         for name in list(crew.sources):
@@ -488,7 +573,9 @@ class Consuming:
         if crew.alarm is not None:
             crew.alarm.cancel()
             crew.alarm = None
+        self._recalls.cancel(crew)
         self.crews.pop(crew.group.record.name, None)
+        self.idle_groups.touch(crew.group.record.name)
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -497,7 +584,8 @@ class Consuming:
         for row in rows:
             group = self.groups.by_name.get(row.group)
             share = None if group is None else group.shares.get(row.topic)
-            was_full = share is not None and share.is_full
+            # An ack can then make way for others.
+            was_blocked = share is not None and (share.is_full or bool(share.alone))
             self.groups.apply(row)
             self._broker.publishers.apply(row)
             if row.did == "cancelled":
@@ -508,7 +596,11 @@ class Consuming:
             source = crew.sources.get(row.topic)
             if source is not None:
                 source.applied(row)
-            if row.did != "acked" or crew.group.record.is_choosy or was_full:
+            if row.did == "reset":
+                crew.suspects.pop(row.topic, None)
+            if row.did == "started":
+                self.attach(crew)
+            if row.did != "acked" or crew.group.record.is_choosy or was_blocked:
                 self.serve_soon(crew)
 
     def _refused(self, rows: list[Trace]) -> None:
@@ -529,6 +621,7 @@ class Consuming:
     def stop(self) -> None:
         """Join nobody and read nothing more: the broker has failed, or stops."""
         self.joining.stop()
+        self.reclaims.stop()
         self._handing.stop()
 
     # --- time --------------------------------------------------------------------------------
@@ -575,7 +668,7 @@ class Consuming:
     def _expire(self, crew: Crew) -> None:
         for lease in crew.leases.expire(self._broker.clock.monotonic_ms()):
             self._expired[crew.group.record.name] += 1
-            self.settling.lose(crew, lease, "expired")
+            self.settling.expire(crew, lease)
             if (member := crew.members.get(lease.member)) is not None:
                 self.go_on(member)
         self._serve(crew)

@@ -3,17 +3,21 @@
     joined ──▶ active ──▶ gone          exclusive: joined ──▶ standby ──▶ active ──▶ gone
 
 A crew exists while its group has members. Everything here is forgotten with the broker; what must
-survive is in the `Share`s of the group. A member gets only topics that it named, so members wait
-in one line for each set of topics: mostly there is one line.
+survive is in the `Share`s of the group. A member gets only topics that it named, or all of the
+group if it named none. Members wait in one line for each set of topics: mostly there is one line.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+from onward.broker.replies import Done
 from onward.delivery.lease import Leases
+from onward.delivery.ranges import Ranges
 from onward.delivery.turns import Turns
 
 if TYPE_CHECKING:
@@ -31,23 +35,39 @@ class Member:
     """One consumer of a group, on one connection."""
 
     __slots__ = (
-        "acked", "consumer_id", "crew", "delivered", "expired", "is_waiting", "joined_at_ms",
-        "name", "retried", "session", "state", "topics",
+        "acked", "consumer_id", "crew", "delivered", "expired", "follows", "function",
+        "is_recalled", "is_stuck", "is_waiting", "joined_at_ms", "name", "recalls", "retried",
+        "session", "starts", "state", "topics", "was_apart",
     )  # fmt: skip
 
     def __init__(
         self, name: str, session: Session, consumer_id: int, *, crew: Crew, topics: Topics,
-        joined_at_ms: int,
+        joined_at_ms: int, starts: bool = False, recalls: bool = False, function: str = "",
+        follows: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.session = session
         self.consumer_id = consumer_id
         self.crew = crew
         self.topics = topics
+        self.follows = follows
+        """It named no topics: it gets those of its group, whatever they become."""
         self.state: Literal["active", "standby"] = "active"
         self.joined_at_ms = joined_at_ms
+        self.starts = starts
+        """It reports what it starts."""
+        self.recalls = recalls
+        """It understands RECALL."""
+        self.is_recalled = False
+        """It was sent a RECALL, and no outcome or start came from it since."""
+        self.is_stuck = False
+        """Messages waited there, and it has neither started nor settled any since."""
+        self.function = function
+        """Which function of its program it works for, as the member says; for people."""
         self.is_waiting = False
-        """Its socket takes nothing now, or it holds too much: it is out of its line until then."""
+        """Its socket is full, it holds too much, or it is kept apart: it stands in no line."""
+        self.was_apart = False
+        """It has had a suspect: next it gets something else, if there is any."""
         self.delivered = self.acked = self.retried = self.expired = 0
 
     @property
@@ -71,9 +91,19 @@ class Crew:
         self.turn: deque[str] = deque()
         """The topics, the one whose turn it is first."""
         self._message_bytes: dict[str, int] = {}
+        self.suspects: dict[str, Ranges] = {}
+        """By topic: what is delivered alone, and waits for a member that holds nothing."""
+        self.apart: dict[Member, int | None] = {}
+        """Members that get nothing until they hold nothing; until when, if it is not for long."""
+        self.served_waits: list[tuple[Member, Done]] = []
+        """Members to be told when all that is ready for them is sent."""
+        self.reads = 0
+        """How many deliveries are being read from the disk."""
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at_ms = 0
         self.is_serving = False
+        self.recall: asyncio.TimerHandle | None = None
+        """Looks whether messages that wait at busy members are to be recalled for idle ones."""
 
     @property
     def is_exclusive(self) -> bool:
@@ -104,6 +134,7 @@ class Crew:
     def leave(self, member: Member) -> Member | None:
         """Let a member go; return the stand-by that takes its place, if there is one."""
         self.members.pop(member.name, None)
+        self.apart.pop(member, None)
         self._step_out(member)
         self._credits.pop(member, None)
         if not self.is_exclusive or self.active is not None or not self.members:
@@ -112,6 +143,26 @@ class Crew:
         successor.state = "active"
         self._enter(successor)
         return successor
+
+    def activate(self, member: Member) -> None:
+        """Make this member the active one of an exclusive group; who was active stands by."""
+        if (active := self.active) is member:
+            return
+        if active is not None:
+            self._step_out(active)
+            active.is_waiting = False
+            active.state = "standby"
+        member.state = "active"
+        self._enter(member)
+
+    def follow(self, topics: Topics) -> None:
+        """Let members that named no topics get those that their group has now."""
+        for member in self.members.values():
+            if member.follows and member.topics != topics:
+                self._step_out(member)
+                member.topics = topics
+                if not member.is_waiting:
+                    self._enter(member)
 
     def give(self, member: Member, credit: int) -> None:
         """Change how many deliveries a member may still get."""
@@ -133,8 +184,15 @@ class Crew:
             self._step_out(member)
             member.is_waiting = True
 
+    def set_apart(self, member: Member, *, until_ms: int | None) -> None:
+        """Give nothing more to a member until it holds nothing."""
+        self.apart[member] = until_ms
+        member.was_apart = until_ms is None
+        self.pause(member)
+
     def go_on(self, member: Member) -> None:
         """Let a member whose socket takes bytes again back into its line."""
+        self.apart.pop(member, None)
         if member.is_waiting:
             member.is_waiting = False
             self._enter(member)
@@ -155,6 +213,15 @@ class Crew:
                 self._lines[topics] = self._lines.pop(topics)
                 return grant
         return None
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether a member with credit stands in line."""
+        return any(line.waiting_count for line in self._lines.values())
+
+    def waiting(self) -> Iterator[Member]:
+        """Yield the members with credit, of each line the one that comes next first."""
+        return chain.from_iterable(line.waiting() for line in self._lines.values())
 
     def used(self, member: Member, count: int) -> None:
         """Note that a member got so many."""

@@ -96,11 +96,15 @@ class DeadRequests:
         if wanted.ranges is not None and not wanted.topic:
             raise InvalidRequest("ranges of dead letters need a topic")
         chosen = [
-            (share.topic, self._chosen(share, wanted, is_stored=did == "redriven"))
+            (share.topic, self._chosen(share, wanted))
             for share in self._shares(wanted.group, wanted.topic)
         ]
+        asked = sum(len(offsets) for _, offsets in chosen)
+        if did == "redriven":
+            chosen = [(topic, self._stored(topic, offsets)) for topic, offsets in chosen]
         count = sum(len(offsets) for _, offsets in chosen)
-        done = reply_when_done(session, request_id, lambda: {"count": count})
+        fields = {"count": count, "gone": asked - count}
+        done = reply_when_done(session, request_id, lambda: fields)
         if wanted.dry_run or not count:
             done(None)
             return
@@ -121,13 +125,18 @@ class DeadRequests:
             return [group.shares[topic]] if topic in group.shares else []
         return [share for _, share in sorted(group.shares.items())]
 
-    def _chosen(self, share: Share, wanted: DeadChoice, *, is_stored: bool) -> list[int]:
-        """Return the dead offsets that are meant; `is_stored`: only those that can be read."""
+    def _stored(self, name: str, offsets: list[int]) -> list[int]:
+        """Return the offsets whose messages can still be read."""
+        topic = self._broker.catalogue.by_name.get(name)
+        if topic is None:
+            return offsets
+        first = bisect_left(offsets, topic.first_offset)
+        carried = self._broker.log.carried
+        return [one for one in offsets[:first] if carried.has(topic.number, one)] + offsets[first:]
+
+    def _chosen(self, share: Share, wanted: DeadChoice) -> list[int]:
+        """Return the dead offsets that are meant."""
         offsets = sorted(share.dead)
-        if is_stored:
-            topic = self._broker.catalogue.by_name.get(share.topic)
-            first_offset = 0 if topic is None else topic.first_offset
-            offsets = offsets[bisect_left(offsets, first_offset) :]
         if wanted.ranges is None:
             return offsets
         return [

@@ -25,6 +25,7 @@ from msgspec import UnsetType
 
 from onward.broker.catalogue import Catalogue, Topic
 from onward.broker.group_ranges import outside
+from onward.clock import Clock
 from onward.errors import (
     Corruption,
     Forbidden,
@@ -38,6 +39,7 @@ from onward.errors import (
 from onward.log.disk import Buffer
 from onward.log.log import Log, Span
 from onward.log.segment import Segment
+from onward.message.relative import resolve_ms
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import End, Read, Start, encode_json
 
@@ -62,7 +64,7 @@ InThread = Callable[[Callable[[], Buffer | None]], Awaitable[Buffer | None]]
 class Reading:
     """One READ that is open."""
 
-    __slots__ = ("credit_bytes", "end_offset", "follow", "hint", "is_busy", "is_careful",
+    __slots__ = ("credit_bytes", "end_offset", "follow", "hint", "is_busy", "is_careful", "kept",
                  "next_offset", "request_id", "session", "topic")  # fmt: skip
 
     def __init__(
@@ -76,6 +78,8 @@ class Reading:
         self.end_offset = end_offset
         self.credit_bytes = credit_bytes
         self.follow = follow
+        self.kept = False
+        """Whether it is sent what is carried for groups, below the first offset of the topic."""
         self.hint: Segment | None = None
         self.is_busy = False
         """A step is planned or under way: nothing else may start one."""
@@ -87,13 +91,14 @@ class Delivering:
     """All open READs of a broker."""
 
     def __init__(
-        self, *, log: Log, catalogue: Catalogue, in_thread: InThread,
+        self, *, log: Log, catalogue: Catalogue, in_thread: InThread, clock: Clock,
         create_on_use: Callable[[str, Callable[[OnwardError | None], None]], Topic],
     ) -> None:  # fmt: skip
         self._create_on_use = create_on_use
         self._log = log
         self._catalogue = catalogue
         self._in_thread = in_thread
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._open: dict[Session, dict[int, Reading]] = {}
         self._unsent: dict[Session, int] = {}
@@ -120,10 +125,12 @@ class Delivering:
             raise Overloaded(f"a connection reads at most {READS_PER_SESSION_MAX} topics at once")
         topic = self._find(session, request_id, read)
         reading = Reading(
-            session, request_id, topic, next_offset=self.start_offset(topic, read.start),
+            session, request_id, topic, next_offset=self._first_of(topic, read),
             end_offset=ENDLESS if isinstance(read.end, UnsetType) else read.end,
             credit_bytes=read.credit_bytes, follow=read.follow,
         )  # fmt: skip
+        reading.kept = read.kept is True
+        topic.uses += 1
         readings[request_id] = reading
         self._step_soon(reading)
 
@@ -195,9 +202,21 @@ class Delivering:
             for reading in [one for one in readings.values() if one.topic is topic]:
                 self._end(reading, error.code, str(error))
 
+    def is_read(self, topic: Topic) -> bool:
+        """Return True while a READ of this topic is open."""
+        return any(
+            reading.topic is topic for one in self._open.values() for reading in one.values()
+        )
+
     def readers_of(self, topic: Topic) -> int:
         """Return how many READs of this topic wait for new messages."""
         return len(topic.waiting or ())
+
+    def _first_of(self, topic: Topic, read: Read) -> int:
+        start = read.start
+        if read.kept is True and isinstance(start, Start) and start.offset is not None:
+            return self._checked(topic, start.offset, first_offset=0)
+        return self.start_offset(topic, start)
 
     def start_offset(self, topic: Topic, start: str | Start) -> int:
         """Return the offset that a READ begins with."""
@@ -209,13 +228,15 @@ class Delivering:
         if start.offset is not None:
             return self._checked(topic, start.offset)
         if start.time_ms is not None:
-            found = self._log.offset_from_time(topic.number, start.time_ms)
+            time_ms = resolve_ms(start.time_ms, now_ms=self._clock.now_ms())
+            found = self._log.offset_from_time(topic.number, time_ms)
         else:
             found = self._log.offset_after_index(topic.number, start.event_id or 0)
         return topic.next_offset if found is None else max(found, topic.first_offset)
 
-    def _checked(self, topic: Topic, offset: int) -> int:
-        if not topic.first_offset <= offset <= topic.next_offset:
+    def _checked(self, topic: Topic, offset: int, *, first_offset: int | None = None) -> int:
+        first_offset = topic.first_offset if first_offset is None else first_offset
+        if not first_offset <= offset <= topic.next_offset:
             raise outside(topic, offset)
         return offset
 
@@ -275,6 +296,11 @@ class Delivering:
             self._send(reading, span, entries)
 
     def _plan(self, reading: Reading) -> Span | None:
+        if reading.kept and reading.next_offset < reading.topic.first_offset:
+            span = self._plan_carried(reading)
+            if span is not None:
+                return span
+            reading.next_offset = reading.topic.first_offset
         if reading.next_offset < reading.topic.first_offset:
             raise OffsetOutOfRange(
                 f"messages {reading.next_offset} to {reading.topic.first_offset - 1} of topic "
@@ -286,13 +312,21 @@ class Delivering:
             bytes_max=0 if reading.is_careful else self._bytes_max(reading),
         )  # fmt: skip
 
+    def _plan_carried(self, reading: Reading) -> Span | None:
+        end = min(reading.end_offset, reading.topic.first_offset)
+        return self._log.plan_carried(
+            reading.topic.number, reading.next_offset, end_offset=end,
+            bytes_max=0 if reading.is_careful else self._bytes_max(reading),
+        )  # fmt: skip
+
     def _bytes_max(self, reading: Reading) -> int:
         is_crowded = self._unsent_bytes >= UNSENT_BYTES_MAX // 2
         limit = CROWDED_READ_BYTES_MAX if is_crowded else READ_BYTES_MAX
         return min(limit, max(reading.credit_bytes, 0))
 
     def _send(self, reading: Reading, span: Span, entries: Buffer) -> None:
-        reading.hint = span.segment
+        if span.first_offset >= reading.topic.first_offset:
+            reading.hint = span.segment
         reading.next_offset = span.end_offset
         reading.credit_bytes -= len(entries)
         self.delivered_bytes += len(entries)

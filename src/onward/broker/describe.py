@@ -4,6 +4,7 @@ Nothing is changed here, and no message is read: times come from the index. What
 bounded: a group may have 10,000 members, 1,000 topics, and 10,000 positions of a broadcast.
 
     backlog = ready + waiting (for a retry) + leased (or on the way to or from a member)
+            + reserved (for a member that may re-claim it after a restart of the broker)
 
 In a broadcast each member has a backlog of its own; that of the group is the largest of them.
 """
@@ -30,7 +31,7 @@ AGES_MAX = 1_000
 """Of so many places in topics it is told how old they are: others wait while that is looked up."""
 SETTINGS = (
     "mode", "start", "at_most_once", "lease_ms", "filter", "priorities", "tenants", "key_rate",
-    "key_concurrency", "paused", "offline", "created_at_ms",
+    "key_concurrency", "expires_idle_ms", "paused", "offline", "created_at_ms",
 )  # fmt: skip
 """What of its record a group is described with as it is."""
 
@@ -69,17 +70,22 @@ def describe_group(
 def _describe_share(broker: Broker, share: Share, *, leased: int) -> dict[str, object]:
     end = _end_of(broker, share)
     backlog, waiting = share.backlog(end), share.waiting_count
+    expiring, expires_at_ms = broker.undelivered.expiring(share)
     return {
         "topic": share.topic,
         "cursor": share.cursor,
         "end": end,
         "backlog": backlog,
         "oldest_at_ms": _oldest_at_ms(broker, share) if backlog else 0,
-        "ready": max(0, backlog - waiting - leased),
+        "ready": max(0, backlog - waiting - leased - share.reserved.count),
         "waiting": waiting,
         "next_due_ms": share.next_due_ms() or 0,
         "leased": leased,
+        "reserved": share.reserved.count,
         "dead": share.dead_count,
+        "expiring": expiring,
+        "expires_at_ms": expires_at_ms,
+        "dropped": share.dropped,
     }
 
 
@@ -131,6 +137,7 @@ def _describe_member(broker: Broker, member: Member, leases: Leases) -> dict[str
         "client": hello.client if hello is not None else "",
         "host": hello.host if hello is not None else "",
         "pid": hello.pid if hello is not None else 0,
+        "function": member.function,
         "state": member.state,
         "credit": member.credit,
         "leased": sum(lease.ranges.count for lease in leases.of_member(member.name)),

@@ -1,6 +1,7 @@
-"""Where a group stands, moved by an operator: reset, skip, replay, fork, peek, positions.
+"""Where a group stands, moved by an operator: reset, skip, purge, replay, fork, peek, positions.
 
     finished ──replay──▶ unfinished ──skip──▶ finished          reset: all of a topic at once
+                              ├──purge──▶ finished, all that nobody holds and no retry waits for
                               └──advance──▶ acked, all below an offset: by a pipeline
 
 A move is a row of the trace like every outcome: answered when durable, told by `explain`. Ranges
@@ -42,11 +43,12 @@ from onward.broker.replies import (
 )
 from onward.delivery.group import Group
 from onward.delivery.lease import Lease
-from onward.delivery.ranges import Range, Ranges, count_of, merged
+from onward.delivery.ranges import Range, Ranges, count_of, merged, without
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
 from onward.errors import Conflict, InvalidRequest, OnwardError, Overloaded, TopicEnded
 from onward.message.names import check_group_name, check_member_name
+from onward.message.relative import Relative, resolve_ms
 from onward.protocol.payloads import Start, decode_fields
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 PEEK_MAX = 10_000
 PEEKS_MAX = 100
 ADVANCES_MAX = 100
+PURGED = "purged by an operator"
 
 Instant = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -79,6 +82,14 @@ class GroupSkip(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
+class GroupPurge(msgspec.Struct, frozen=True):
+    """`group.purge`: finish all that is ready, of a topic or of all topics."""
+
+    group: str
+    topic: str = ""
+    dry_run: bool = False
+
+
 class GroupAdvance(msgspec.Struct, frozen=True):
     """`group.advance`: a member has finished all below an offset, by itself."""
 
@@ -94,8 +105,8 @@ class GroupReplay(msgspec.Struct, frozen=True):
     group: str
     topic: str
     ranges: GivenRanges | None = None
-    from_ms: Instant | None = None
-    to_ms: Instant | None = None
+    from_ms: Instant | Relative | None = None
+    to_ms: Instant | Relative | None = None
     dry_run: bool = False
 
 
@@ -137,6 +148,7 @@ class GroupMoves:
         self.operations: dict[str, Operation] = {
             "group.reset": self._reset,
             "group.skip": self._skip,
+            "group.purge": self._purge,
             "group.advance": self._advance,
             "group.replay": self._replay,
             "group.fork": self._fork,
@@ -147,8 +159,7 @@ class GroupMoves:
     def _reset(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupReset)
         group = find_sharing(self._broker, wanted.group)
-        names = [wanted.topic] if wanted.topic else self._existing(group)
-        topics = [find_topic(self._broker, group, name) for name in names]
+        topics = self._topics(group, wanted.topic)
         offsets = [self._broker.delivering.start_offset(topic, wanted.to) for topic in topics]
         moved = [
             {"topic": topic.name, "offset": offset, "backlog": topic.next_offset - offset}
@@ -183,7 +194,8 @@ class GroupMoves:
         wanted = decode_fields(payload, GroupSkip)
         group = find_sharing(self._broker, wanted.group)
         topic = find_topic(self._broker, group, wanted.topic)
-        ranges = clipped(topic, wanted.ranges)
+        carried = self._broker.log.carried.count_of(topic.number)
+        ranges = clipped(topic, wanted.ranges, first_offset=0 if carried else None)
 
         def skip() -> None:
             chosen = unfinished(begun(group, topic.name), ranges)
@@ -198,6 +210,32 @@ class GroupMoves:
         move = Move(session, request_id, {}, wanted.dry_run)
         self._begin(move, group, skip)
 
+    def _purge(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        wanted = decode_fields(payload, GroupPurge)
+        group = find_sharing(self._broker, wanted.group)
+        topics = self._topics(group, wanted.topic)
+
+        def purge() -> None:
+            consuming = self._broker.consuming
+            ready = {
+                topic.name: consuming.untaken(group, begun(group, topic.name), topic)
+                for topic in topics
+            }
+            rows = [
+                row
+                for name, ranges in ready.items()
+                for row in self._rows("skipped", group, name, ranges, cause=PURGED)
+            ]
+            move.fields["count"] = sum(map(count_of, ready.values()))
+            if rows and not move.dry_run:
+                # Nobody may be given what is about to be finished.
+                consuming.hold(group.record.name)
+            self._write(move, rows, move.done)
+
+        self._broker.consuming.wake_idle(group)
+        move = Move(session, request_id, {}, wanted.dry_run)
+        self._begin(move, group, purge)
+
     def _advance(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupAdvance)
         check_member_name(wanted.member)
@@ -206,6 +244,7 @@ class GroupMoves:
         self._broker.group_holds.check_free(wanted.group, but_for=session, member=wanted.member)
         if wanted.to > topic.next_offset:
             raise outside(topic, wanted.to)
+        self._broker.consuming.idle_groups.touch(wanted.group)
         key = wanted.group, wanted.topic
         line = self._advances.setdefault(key, deque())
         if len(line) >= ADVANCES_MAX:
@@ -232,8 +271,11 @@ class GroupMoves:
 
         def advance() -> None:
             share = begun(group, topic.name)
-            gone = share.unfinished(0, min(wanted.to, topic.first_offset))
-            chosen = share.unfinished(min(wanted.to, topic.first_offset), wanted.to)
+            chosen = share.unfinished(0, wanted.to)
+            gone = self._broker.log.carried.missing(
+                topic.number, share.unfinished(0, min(wanted.to, topic.first_offset))
+            )
+            chosen = without(chosen, Ranges(gone))
             rows = self._rows("acked", group, topic.name, chosen, member=wanted.member)
             rows += self._rows("skipped", group, topic.name, gone, cause=GONE)
             if not rows:
@@ -397,18 +439,24 @@ class GroupMoves:
             raise InvalidRequest("a replay has either ranges, or from_ms and to_ms")
         if wanted.ranges is not None:
             return wanted.ranges
-        if wanted.to_ms is not None and (wanted.from_ms or 0) >= wanted.to_ms:
-            raise InvalidRequest(f"no time is from {wanted.from_ms or 0} to {wanted.to_ms}")
-        start = self._offset_at(topic, wanted.from_ms or 0)
-        end = topic.next_offset if wanted.to_ms is None else self._offset_at(topic, wanted.to_ms)
+        now_ms = self._broker.clock.now_ms()
+        from_ms = resolve_ms(wanted.from_ms or 0, now_ms=now_ms)
+        to_ms = None if wanted.to_ms is None else resolve_ms(wanted.to_ms, now_ms=now_ms)
+        if to_ms is not None and from_ms >= to_ms:
+            raise InvalidRequest(f"no time is from {from_ms} to {to_ms}")
+        start = self._offset_at(topic, from_ms)
+        end = topic.next_offset if to_ms is None else self._offset_at(topic, to_ms)
         return [(start, end)] if start < end else []
 
     def _offset_at(self, topic: Topic, time_ms: int) -> int:
         found = self._broker.log.offset_from_time(topic.number, time_ms)
         return topic.next_offset if found is None else max(found, topic.first_offset)
 
-    def _existing(self, group: Group) -> list[str]:
-        return [name for name in group.record.topics if name in self._broker.catalogue.by_name]
+    def _topics(self, group: Group, name: str) -> list[Topic]:
+        """Return the named topic of a group, or all of its topics that exist."""
+        by_name = self._broker.catalogue.by_name
+        names = [name] if name else [one for one in group.record.topics if one in by_name]
+        return [find_topic(self._broker, group, one) for one in names]
 
 
 class Move:

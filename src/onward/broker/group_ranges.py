@@ -34,15 +34,21 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 GivenRanges = Annotated[list[tuple[Offset, Offset]], msgspec.Meta(max_length=RANGES_MAX)]
 
 
-def clipped(topic: Topic, ranges: Iterable[Range]) -> list[Range]:
-    """Return the part of the ranges that the topic holds, merged."""
+def clipped(
+    topic: Topic, ranges: Iterable[Range], *, first_offset: int | None = None
+) -> list[Range]:
+    """Return the part of the ranges that the topic holds, merged.
+
+    With `first_offset` also from before it begins: what was carried over for groups.
+    """
+    first = topic.first_offset if first_offset is None else first_offset
     found = []
     for start, end in ranges:
         if start >= end:
             raise InvalidRequest(f"the range from {start} to {end} is empty")
-        if end <= topic.first_offset or start >= topic.next_offset:
+        if end <= first or start >= topic.next_offset:
             raise outside(topic, start)
-        found.append((max(start, topic.first_offset), min(end, topic.next_offset)))
+        found.append((max(start, first), min(end, topic.next_offset)))
     return merged(found)
 
 

@@ -24,6 +24,33 @@ class GroupRecords:
         self._broker = broker
         self._staged: dict[str, GroupRecord] = {}
         """The latest change of each group that has one under way."""
+        self._forming: dict[str, list[Done]] = {}
+        """Groups that are being created, with whoever waits until they are complete."""
+
+    # --- a group is visible when it is complete ----------------------------------------------
+
+    def form(self, name: str) -> Done:
+        """Hide a new group until the returned function is called: it has begun with its topics."""
+        self._forming.setdefault(name, [])
+
+        def formed(_: OnwardError | None) -> None:
+            for done in self._forming.pop(name, []):
+                done(None)
+
+        return formed
+
+    def is_forming(self, name: str) -> bool:
+        """Return True while a group is being created."""
+        return name in self._forming
+
+    def when_formed(self, name: str, done: Done) -> None:
+        """Call `done` when the creation of the group has ended, well or not; else at once."""
+        if name in self._forming:
+            self._forming[name].append(done)
+        else:
+            done(None)
+
+    # --- changes -----------------------------------------------------------------------------
 
     def find(self, name: str) -> GroupRecord:
         """Return what a group is, or is about to be; `UnknownGroup` when it is not."""

@@ -10,6 +10,7 @@ letters by `dead_requests`; how one message stands is told by `message_states`.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +20,13 @@ from msgspec.structs import replace
 from onward.broker.broadcast import looked_at
 from onward.broker.dead_requests import DeadRequests
 from onward.broker.describe import describe_group
+from onward.broker.group_counts import GroupCounts
 from onward.broker.group_moves import GroupMoves, begin_shares
 from onward.broker.message_states import MessageStates
 from onward.broker.replies import Done, Operation, and_then, reply, reply_when_done, when_all
 from onward.delivery.group import Group
 from onward.delivery.record import GroupRecord, GroupWish
-from onward.errors import Conflict, InvalidRequest, Overloaded
+from onward.errors import AlreadyExists, Conflict, InvalidRequest, OnwardError, Overloaded
 from onward.message.names import check_member_name
 from onward.protocol.payloads import decode_fields
 
@@ -46,19 +48,24 @@ TopicNames = Annotated[list[str], msgspec.Meta(max_length=TOPICS_MAX)]
 
 
 class GroupCreate(msgspec.Struct, frozen=True):
-    """`group.create`: create a group that consumes these topics."""
+    """`group.create`: create a group that consumes these topics.
+
+    With `exist_ok` a group that exists with all of these topics and settings is a success.
+    """
 
     group: str
     topics: TopicNames
     wish: GroupWish | None = None
+    exist_ok: bool = False
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """`group.change`: change what the wish names, leave the rest; add topics."""
+    """`group.change`: change what the wish names, leave the rest; add and remove topics."""
 
     group: str
     wish: GroupWish | None = None
     topics_add: TopicNames = []
+    topics_remove: TopicNames = []
 
 
 class GroupName(msgspec.Struct, frozen=True):
@@ -99,15 +106,25 @@ class GroupRequests:
             "group.resume": self._resume,
             "group.member": self._member,
             **MessageStates(broker).operations,
+            **GroupCounts(broker).operations,
             **GroupMoves(broker, self._records).operations,
             **broker.group_holds.operations,
             **DeadRequests(broker).operations,
+            **broker.consuming.served.operations,
         }
 
     # --- what a group is ---------------------------------------------------------------------
 
     def _create(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupCreate)
+        if self._records.is_forming(wanted.group):
+            # Two programs create it at once: the second is answered when the first is done.
+            again = partial(self._create, session, request_id, payload)
+            refuse = partial(_refuse, session, request_id)
+            self._records.when_formed(wanted.group, and_then(again, refuse))
+            return
+        if wanted.exist_ok and self._answer_existing(session, request_id, wanted):
+            return
         self._records.check_new(wanted.group)
         if not wanted.topics:
             raise InvalidRequest(f"group {wanted.group!r} needs at least one topic")
@@ -116,14 +133,29 @@ class GroupRequests:
         topics = tuple(dict.fromkeys(wanted.topics))
         wish = wanted.wish or GroupWish()
         record = wish.new_record(wanted.group, topics, self._broker.clock.now_ms())
-        answer = self._answer(session, request_id, record.name)
+        formed = self._records.form(record.name)
+        answer = _both(formed, self._answer(session, request_id, record.name))
+        try:
+            self._with_topics(topics, and_then(lambda: self._commit(record, answer), answer))
+        except OnwardError:
+            formed(None)
+            raise
 
-        def create() -> None:
-            # Somebody else may have created it while its topics were on their way.
-            self._records.check_new(record.name)
-            self._commit(record, answer)
-
-        self._with_topics(topics, and_then(create, answer))
+    def _answer_existing(self, session: Session, request_id: int, wanted: GroupCreate) -> bool:
+        """Answer for a group that exists as it is wanted; raise if it differs."""
+        record = self._records.latest(wanted.group)
+        if record is None or record.deleted:
+            return False
+        differs = (wanted.wish or GroupWish()).differs(record)
+        if differs or not set(wanted.topics) <= set(record.topics):
+            missing = sorted(set(wanted.topics) - set(record.topics))
+            reason = differs or f"it does not consume {missing[0]!r}"
+            raise AlreadyExists(
+                f"group {wanted.group!r} exists already, and is different: {reason}"
+            )
+        begun = self._answer(session, request_id, record.name)
+        begin_shares(self._broker, self._broker.consuming.find(record.name), begun)
+        return True
 
     def _change(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupChange)
@@ -140,8 +172,14 @@ class GroupRequests:
         record = (wanted.wish or GroupWish()).changed(old)
         if record.mode != old.mode and self._broker.consuming.members_of(old.name):
             raise Conflict(f"group {old.name!r} has members: its mode changes when it has none")
-        topics = tuple(dict.fromkeys((*old.topics, *wanted.topics_add)))
-        return replace(record, topics=topics).check()
+        topics = dict.fromkeys((*old.topics, *wanted.topics_add))
+        for name in wanted.topics_remove:
+            if name not in old.topics or name in wanted.topics_add:
+                raise InvalidRequest(f"group {old.name!r} cannot remove {name!r}: not its topic")
+            topics.pop(name, None)
+        if not topics:
+            raise InvalidRequest(f"group {old.name!r} needs at least one topic: delete the group")
+        return replace(record, topics=tuple(topics)).check()
 
     def _delete(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         record = self._records.find(decode_fields(payload, GroupName).group)
@@ -213,7 +251,13 @@ class GroupRequests:
         return describe_group(self._broker, self._broker.consuming.find(name))
 
     def _describe(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        reply(session, request_id, self.describe(decode_fields(payload, GroupName).group))
+        name = decode_fields(payload, GroupName).group
+        answer = partial(self._reply_described, session, request_id, name)
+        refuse = partial(_refuse, session, request_id)
+        self._records.when_formed(name, and_then(answer, refuse))
+
+    def _reply_described(self, session: Session, request_id: int, name: str) -> None:
+        reply(session, request_id, self.describe(name))
 
     def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, GroupList)
@@ -223,6 +267,7 @@ class GroupRequests:
             names = sorted(group.record.name for group in groups.of_topic(wanted.topic))
         else:
             names = sorted(groups.by_name)
+        names = [name for name in names if not self._records.is_forming(name)]
         rest = names[bisect_right(names, wanted.after) :]
         page = self._page([groups.by_name[name] for name in rest[: min(wanted.limit, PAGE_MAX)]])
         described = [
@@ -243,3 +288,18 @@ class GroupRequests:
         positions = looked_at(self._broker, group)
         looks = min(positions, LISTED_MEMBERS_MAX)
         return len(group.shares) + looks + positions // POSITIONS_PER_LOOK
+
+
+def _both(first: Done, second: Done) -> Done:
+    """Return what tells both of them."""
+
+    def done(error: OnwardError | None) -> None:
+        first(error)
+        second(error)
+
+    return done
+
+
+def _refuse(session: Session, request_id: int, error: OnwardError | None) -> None:
+    if error is not None:
+        session.refuse(request_id, error)

@@ -62,6 +62,7 @@ class Handing:
         lease = crew.leases.grant(
             member.name, source.share, source.share.grants(ranges),
             now_ms=self._broker.clock.monotonic_ms(), lease_ms=record.lease_ms,
+            reports=member.starts,
         )  # fmt: skip
         try:
             parcel = self._packing.pack(topic, ranges, wait=False, bytes_max=bytes_max)
@@ -88,6 +89,7 @@ class Handing:
             self._hand(crew, member, source, topic, parcel, lease)
 
         self._cold_count += 1
+        crew.reads += 1
         task = self._loop.create_task(read())
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._read_from_disk(crew, task))
@@ -95,6 +97,7 @@ class Handing:
     def _read_from_disk(self, crew: Crew, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._cold_count -= 1
+        crew.reads -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
         self._consuming.serve_soon(crew)
@@ -126,6 +129,8 @@ class Handing:
             self._broker.delivering.note_damage(topic, start, cause)
         if parcel.ranges:
             self._send(crew, member, source, topic, parcel, lease)
+        elif member in crew.apart:
+            self._consuming.go_on(member)
 
     def _send(
         self, crew: Crew, member: Member, source: Source, topic: Topic, parcel: Parcel, lease: Lease

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from onward.broker.choosing import gone_row
-from onward.delivery.ranges import Range, count_of
+from onward.delivery.ranges import Range, Ranges, count_of, without
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import Corruption, OnwardError
 from onward.log.disk import Buffer
@@ -93,7 +93,14 @@ class Packing:
         """Read the stretch of the log where the next range begins, for all ranges that it holds."""
         start, end = left.pop()
         room = parcel.bytes_max - parcel.bytes
-        span = self._log.plan(topic.number, start, bytes_max=room, end_offset=end)
+        is_carried = start < topic.first_offset
+        if is_carried:
+            if end > topic.first_offset:
+                left.append((topic.first_offset, end))
+                end = topic.first_offset
+            span = self._log.plan_carried(topic.number, start, end_offset=end, bytes_max=room)
+        else:
+            span = self._log.plan(topic.number, start, bytes_max=room, end_offset=end)
         if span is None or span.first_offset >= end:
             parcel.gone.append((start, end))
             return
@@ -107,6 +114,11 @@ class Packing:
             left[-1] = (start, span.end_offset)
             parcel.rest.append((span.end_offset, end))
         wanted = _held(left, span.end_offset)
+        if is_carried:
+            # What is carried has holes: rows that follow each other need not be neighbours.
+            rows = Ranges((row.base_offset, row.end_offset) for row in span.rows)
+            parcel.gone += without(wanted, rows)
+            wanted = [part for one in wanted for part in rows.overlap(*one)]
         key = (span.segment, span.position, span.length)
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)

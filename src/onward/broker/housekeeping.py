@@ -18,14 +18,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from onward.broker.broadcast import offsets_in
+from onward.broker.carry_over import CarryOver, resolve
+from onward.broker.catalogue import TopicsRetained
 from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.checkpoint import Checkpoint, write_checkpoint
-from onward.log.index import NewRows, RowsFile, TopicSummary, write_rows
-from onward.log.log import DiskFailed
+from onward.log.index import RowsFile, TopicSummary
+from onward.log.log import DiskFailed, FolderLost
 from onward.log.recovery import Opened
 from onward.log.retention import (
     REWRITE_BYTES_MIN,
@@ -37,12 +40,14 @@ from onward.log.retention import (
     rewrite,
 )
 from onward.log.segment import Segment
+from onward.message.entry import CARRIED_TOPIC
 from onward.schedule.state import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.catalogue import Topic
     from onward.broker.session import Session
+    from onward.delivery.group import Group
 
 logger = logging.getLogger("onward.housekeeping")
 
@@ -54,6 +59,7 @@ DISK_CHECK_EVERY_MS = 1_000
 SILENT_HEARTBEATS_MAX = 3
 RETRY_MS_MIN = 250
 RETRY_MS_MAX = 10_000
+RETAINED_PER_ENTRY = 10_000
 
 T = TypeVar("T")
 
@@ -76,9 +82,12 @@ class Housekeeping:
         self._checkpoint_bytes = broker.log.bytes - opened.scanned_bytes
         # A new node has a name to keep.
         self._wants_checkpoint = not opened.state
+        self._watch_lock = self._log.disk.watch(f"{self._log.folder}/lock")
+        self._watch_tail = (self._log.tail, self._log.disk.watch(self._log.tail.path))
         self._disk_checked_at_ms = 0
         self._retained_at_ms = 0
         self._wants_retention = False
+        self._carry_over = CarryOver(broker)
         self._judged: list[Segment] = []
         """The sealed segments that were found to hold nothing that may go."""
         self._unfinished: dict[int, int] = {}
@@ -88,6 +97,7 @@ class Housekeeping:
         self._ended: set[Session] = set()
         self._said_full = False
         self._checkpointing = asyncio.Lock()
+        self._retaining = asyncio.Lock()
         self._is_stopping = asyncio.Event()
         self.checkpoint_count = 0
 
@@ -130,6 +140,9 @@ class Housekeeping:
         self._broker.now_monotonic_ms = now_ms
         self._end_expired()
         self._broker.consuming.tick()
+        is_late = late_ms >= LATE_MS_MIN
+        self._broker.consuming.idle_groups.tick(now_ms, late_ms=late_ms if is_late else 0)
+        self._broker.session_events.tick(now_ms=now_ms)
         if late_ms >= LATE_MS_MIN:
             self._forgive(late_ms, now_ms)
         self._drop_silent(now_ms)
@@ -142,6 +155,7 @@ class Housekeeping:
         now_ms = self._broker.clock.monotonic_ms()
         await self._try("sealing segments", self._seal)
         await self._try("preparing a segment", self._prepare)
+        await self._try("ending idle topics", self._broker.idle_topics.tidy)
         if self._checkpoint_is_due():
             await self._try("a checkpoint", self.checkpoint)
         if self._wants_retention or now_ms - self._retained_at_ms >= RETENTION_EVERY_MS:
@@ -208,10 +222,25 @@ class Housekeeping:
         session.end(Unavailable(why))
 
     def _drop(self, session: Session, silent_ms: int) -> None:
-        logger.info("session dropped: nothing heard from %s for %d ms", session.peer, silent_ms)
+        self._broker.session_events.write(
+            "session dropped: nothing heard from %s for %d ms", session.peer, silent_ms,
+            now_ms=self._broker.now_monotonic_ms,
+        )  # fmt: skip
         session.abort()
 
+    def check_folder(self) -> None:
+        """Raise `FolderLost` when the files that are written cannot be found any more."""
+        log = self._log
+        if self._watch_tail[0] is not log.tail:
+            self._watch_tail = (log.tail, log.disk.watch(log.tail.path))
+        if not self._watch_lock() or not self._watch_tail[1]():
+            raise FolderLost(
+                f"folder {log.folder!r}, or files in it, were deleted, moved or replaced while "
+                f"the broker used them"
+            )
+
     async def _look_at_disk(self) -> None:
+        self.check_folder()
         free = self._log.disk.free_bytes(self._log.folder)
         kept = self._log.limits.disk_reserve_bytes
         publishing = self._broker.publishing
@@ -274,12 +303,12 @@ class Housekeeping:
         log, tail = self._log, self._log.tail
         if tail.new.count:
             tail.freeze_rows()
-        runs = list(tail.runs)
-        paths = [tail.run_path(number) for number in range(len(runs))]
+        count, plan = len(tail.runs), tail.plan_runs()
+        names = [run.name for run in plan]
         checkpoint = Checkpoint(
             last_index=log.next_index - 1, last_crc=log.last_crc, last_time_ms=tail.last_time_ms,
             term=log.term, segment=tail.first_index, position=tail.bytes,
-            runs=[path.rsplit("/", 1)[-1] for path in paths], state=self._broker.save(),
+            runs=names, state=self._broker.save(),
         )  # fmt: skip
         await self._in_thread(lambda: _sync(tail))
         if self._broker.failure is not None:
@@ -287,18 +316,15 @@ class Housekeeping:
             raise Unavailable("the broker has failed")
 
         def write() -> list[RowsFile]:
-            for path, run in zip(paths, runs, strict=True):
-                if isinstance(run, NewRows):
-                    write_rows(log.disk, path, first_index=tail.first_index, sources=[run])
+            files = log.write_runs(tail, plan)
             write_checkpoint(log.disk, log.folder, checkpoint, copies=copies)
-            return [
-                run if isinstance(run, RowsFile) else RowsFile.open(log.disk, path)
-                for path, run in zip(paths, runs, strict=True)
-            ]
+            if any(len(run.sources) > 1 for run in plan):
+                log.remove_runs(tail, kept=names)
+            return files
 
         written = await self._in_thread(write)
         assert isinstance(written, list)
-        tail.runs[: len(written)] = written
+        tail.runs[:count] = written
         log.synced_index = max(log.synced_index, checkpoint.last_index)
         self._wants_checkpoint = False
         self._checkpoint_bytes = log.bytes
@@ -307,20 +333,32 @@ class Housekeeping:
     # --- retention ---------------------------------------------------------------------------
 
     async def _retain(self) -> None:
-        """Give back the space of what nobody wants any more."""
+        """Give back the space of what nobody wants any more, one round at a time."""
+        async with self._retaining:
+            await self._retain_once()
+
+    async def _retain_once(self) -> None:
         is_wanted, self._wants_retention = self._wants_retention, False
         try:
-            await self._give_back(is_wanted=is_wanted)
+            keeps = await self._keeps()
+            await self._give_back(keeps, is_wanted=is_wanted)
+            await self._broker.undelivered.look(
+                self._sealed(), keeps, self._unfinished,
+                is_dead=self._is_dead, is_needed=self._is_needed,
+            )  # fmt: skip
         except BaseException:
             self._wants_retention = True
             raise
         self._retained_at_ms = self._broker.clock.monotonic_ms()
 
-    async def _give_back(self, *, is_wanted: bool) -> None:
-        log = self._log
-        # Only up to one that could not be sealed: there is never a hole in the log.
-        sealed = list(takewhile(lambda segment: segment.sealed is not None, log.segments[:-1]))
-        keeps = await self._keeps()
+    def _sealed(self) -> list[Segment]:
+        """Return the segments up to one that could not be sealed: a log never has a hole."""
+        segments = self._log.segments[:-1]
+        return list(takewhile(lambda segment: segment.sealed is not None, segments))
+
+    async def _give_back(self, keeps: dict[int, Keep], *, is_wanted: bool) -> None:
+        log, sealed = self._log, self._sealed()
+        self._carry_over.purge_old()
         await self._roll_when_dead(keeps)
         has_moved = await self._move_first_offsets(sealed, keeps)
         bytes_max = self._broker.settings.log.retention_bytes
@@ -329,14 +367,19 @@ class Housekeeping:
             return
         self._judged = []
         verdict = await self._judge(sealed)
+        if verdict.held is not None and self._holds_schedule(verdict.held):
+            self._broker.scheduling.files.make_way()
         if not verdict.drop and not verdict.rewrite:
             self._judged = sealed
             return
         await self._forget_rows(verdict.drop)
+        if verdict.drop:
+            await self._carry_over.carry_on(verdict.drop)
         # What is about to go must be known without it first.
         await self.checkpoint(copies=2)
         if verdict.drop:
             log.drop(verdict.drop)
+            self._carry_over.dropped()
             await self._in_thread(lambda: log.remove_files(verdict.drop))
             logger.info("segments dropped: %d", len(verdict.drop))
         for segment in verdict.rewrite:
@@ -350,6 +393,8 @@ class Housekeeping:
             logger.info("segment rewritten: %d bytes to %d", segment.bytes, smaller.bytes)
 
     def _is_dead(self, summary: TopicSummary) -> bool:
+        if summary.topic >= CARRIED_TOPIC:
+            return summary.topic - CARRIED_TOPIC not in self._log.carried.by_topic
         topic = self._broker.catalogue.by_number.get(summary.topic)
         return topic is None or summary.end_offset <= topic.first_offset
 
@@ -360,6 +405,14 @@ class Housekeeping:
             return False
         unfinished = self._unfinished.get(summary.topic, summary.end_offset)
         return topic.name == SCHEDULE_TOPIC or summary.end_offset > unfinished
+
+    def _holds_schedule(self, segment: Segment) -> bool:
+        """Tell whether a segment has scheduled messages that are in no run yet."""
+        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
+        if topic is None or segment.sealed is None:
+            return False
+        summary = segment.sealed.summary_of(topic.number)
+        return summary is not None and summary.end_offset > topic.first_offset
 
     async def _keeps(self) -> dict[int, Keep]:
         """Return what each topic keeps. Of a million topics: so the loop only copies the dict."""
@@ -375,7 +428,12 @@ class Housekeeping:
                 )
                 for number, topic in topics.items()
             }
-            return found, [topic for topic in topics.values() if topic.record.retention_group]
+            records = ((topic, topic.record) for topic in topics.values())
+            return found, [
+                topic
+                for topic, record in records
+                if record.retention_group or record.keep_unfinished
+            ]
 
         both = await self._in_thread(keeps)
         assert isinstance(both, tuple)
@@ -389,41 +447,48 @@ class Housekeeping:
         return found
 
     def _unfinished_from(self, topic: Topic) -> int:
-        """Return the offset from which on its group has not finished a topic.
-
-        A group that does not exist, or has not begun with the topic, will come: all is for it.
-        """
-        group = self._broker.consuming.groups.by_name.get(topic.record.retention_group)
-        if group is None:
-            return 0
-        if group.record.mode == "broadcast":
-            return min(offsets_in(group, topic), default=0)
-        share = group.shares.get(topic.name)
-        return 0 if share is None else share.cursor
+        """Return the offset from which on groups that retention waits for need a topic."""
+        groups = self._broker.consuming.groups
+        record, ends = topic.record, [topic.next_offset]
+        if record.retention_group:
+            ends.append(_unfinished_in(groups.by_name.get(record.retention_group), topic))
+        if record.keep_unfinished:
+            shares = (group.shares.get(topic.name) for group in groups.of_topic(topic.name))
+            ends += [share.cursor for share in shares if share is not None]
+        return min(ends)
 
     async def _move_first_offsets(self, sealed: list[Segment], keeps: dict[int, Keep]) -> bool:
         """Move each topic's first offset past what its retention does not keep."""
         now_ms = self._broker.clock.now_ms()
         unfinished = self._unfinished
-
-        def find() -> dict[int, int]:
-            moved = expired(sealed, keeps, now_ms=now_ms)
-            for number in moved.keys() & unfinished.keys():
-                moved[number] = _end_below(sealed, number, min(moved[number], unfinished[number]))
-                if moved[number] <= keeps[number].first_offset:
-                    del moved[number]
-            return moved
-
-        moved = await self._in_thread(find)
+        moved = await self._in_thread(
+            lambda: expired(sealed, keeps, unfinished=unfinished, now_ms=now_ms)
+        )
         assert isinstance(moved, dict)
-        self._begin_at(moved)
+        await self._begin_at(moved)
         return bool(moved)
 
-    def _begin_at(self, offsets: dict[int, int]) -> None:
-        for number, offset in offsets.items():
-            topic = self._broker.catalogue.by_number.get(number)
-            if topic is not None:
-                topic.first_offset = max(topic.first_offset, offset)
+    async def _begin_at(self, offsets: dict[int, int]) -> None:
+        """Move first offsets by an entry of the log: what was told once holds after any crash."""
+        by_number = self._broker.catalogue.by_number
+        moved = [
+            (number, offset)
+            for number, offset in offsets.items()
+            if (topic := by_number.get(number)) is not None and offset > topic.first_offset
+        ]
+        for at in range(0, len(moved), RETAINED_PER_ENTRY):
+            part = moved[at : at + RETAINED_PER_ENTRY]
+            lost = await self._carry_over.carry(part)
+            try:
+                durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._broker.publishing.retain_topics(
+                    TopicsRetained(part), done=partial(resolve, durable)
+                )
+                await durable
+            except BaseException:
+                self._carry_over.give_back(lost)
+                raise
+            self._carry_over.lose(lost)
 
     async def _judge(self, sealed: list[Segment]) -> Verdict:
         log = self._log
@@ -446,7 +511,7 @@ class Housekeeping:
 
         found = await self._in_thread(ends)
         assert isinstance(found, dict)
-        self._begin_at(found)
+        await self._begin_at(found)
 
     async def _roll_when_dead(self, keeps: dict[int, Keep]) -> None:
         """Begin a new segment when the open one holds mostly what nobody wants, or is too old.
@@ -491,11 +556,17 @@ class Housekeeping:
             self._wants_retention = True
 
 
-def _end_below(sealed: list[Segment], topic: int, offset: int) -> int:
-    """Return where a segment ends with a topic, at `offset` or before: only whole ones go."""
-    found = [one.sealed.summary_of(topic) for one in sealed if one.sealed is not None]
-    ends = [summary.end_offset for summary in found if summary is not None]
-    return max((end for end in ends if end <= offset), default=0)
+def _unfinished_in(group: Group | None, topic: Topic) -> int:
+    """Return the offset from which on its retention group has not finished a topic.
+
+    A group that does not exist, or has not begun with the topic, will come: all is for it.
+    """
+    if group is None:
+        return 0
+    if group.record.mode == "broadcast":
+        return min(offsets_in(group, topic), default=0)
+    share = group.shares.get(topic.name)
+    return 0 if share is None else share.cursor
 
 
 def _sync(segment: Segment) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from onward.broker.broadcast import with_places, with_tasks
 from onward.broker.crew import Crew, Member
 from onward.broker.outcomes import Done
+from onward.delivery.change_command import change_command
 from onward.delivery.group import Group
 from onward.delivery.record import GroupRecord, GroupWish
 from onward.errors import (
@@ -77,6 +78,10 @@ class Joining:
         task.cancel()
         return True
 
+    def is_joining(self, name: str) -> bool:
+        """Return True while somebody joins a group."""
+        return name in self._gates
+
     def forget(self, session: Session) -> None:
         """A connection is gone: nobody joins on it."""
         for one, request_id in list(self._under_way):
@@ -101,8 +106,6 @@ class Joining:
         check_group_name(consume.group)
         if consume.member:
             check_member_name(consume.member)
-        if not consume.topics:
-            raise InvalidRequest("a member consumes at least one topic")
         for topic in consume.topics:
             check_topic_name(topic, system=True)
         if len(set(consume.topics)) < len(consume.topics):
@@ -131,13 +134,19 @@ class Joining:
     async def _join(
         self, session: Session, request_id: int, consume: Consume, wish: GroupWish
     ) -> None:
+        records = self._consuming.records
         gate = self._gates.setdefault(consume.group, _Gate())
         gate.users += 1
         try:
             async with gate.lock:
-                group = await self._group(consume, wish)
-                self._check_place(group, consume)
-                await self._begin(group, consume.topics)
+                await on_loop(lambda done: records.when_formed(consume.group, done))
+                formed = self._form(consume.group)
+                try:
+                    group = await self._group(consume, wish)
+                    self._check_place(group, consume)
+                    await self._begin(group, self._topics(group, consume))
+                finally:
+                    formed(None)
                 group = self._consuming.find(consume.group)
                 self._check_place(group, consume)
                 self._enter(session, request_id, consume, group)
@@ -146,9 +155,15 @@ class Joining:
             if not gate.users:
                 del self._gates[consume.group]
 
+    def _form(self, name: str) -> Done:
+        """Hide a group that this member creates until it is complete."""
+        if name in self._consuming.groups.by_name:
+            return _nothing_hidden
+        return self._consuming.records.form(name)
+
     async def _group(self, consume: Consume, wish: GroupWish) -> Group:
         """Return the group, with all of the topics; create or change it if need be."""
-        if not consume.create:
+        if not (consume.create and consume.topics):
             self._consuming.find(consume.group)
         for topic in consume.topics:
             await self._topic(topic)
@@ -156,8 +171,8 @@ class Joining:
         if record is None or record.deleted:
             await self._change(self._new_record(consume, wish))
             return self._consuming.find(consume.group)
-        if differs := wish.differs(record):
-            raise Conflict(f"{differs}: change the group, or join it as it is")
+        if consume.if_differs != "keep" and (differs := wish.differs(record)):
+            record = self._applied(wish, record, differs, consume)
         missing = tuple(one for one in consume.topics if one not in record.topics)
         if missing:
             record = msgspec.structs.replace(record, topics=(*record.topics, *missing)).check()
@@ -167,13 +182,36 @@ class Joining:
             await self._change(record)
         return self._consuming.find(consume.group)
 
+    def _applied(
+        self, wish: GroupWish, record: GroupRecord, differs: str, consume: Consume
+    ) -> GroupRecord:
+        """Return the record with the settings that a member brings, if they are to be applied."""
+        if consume.if_differs == "refuse":
+            command = change_command(wish, record)
+            raise Conflict(
+                f"{differs}: run `{command}`, or join with apply=True, or without these settings",
+                command=command,
+            )
+        changed = wish.changed(record)
+        if changed.mode != record.mode and self._consuming.members_of(record.name):
+            raise Conflict(f"group {record.name!r} has members: its mode changes when it has none")
+        logger.info("%s: member %r changes it", differs, consume.member)
+        return changed
+
     def _new_record(self, consume: Consume, wish: GroupWish) -> GroupRecord:
-        if not consume.create:
+        if not (consume.create and consume.topics):
             raise UnknownGroup(f"group {consume.group!r} does not exist")
         if len(self._consuming.groups.by_name) >= GROUPS_MAX:
             raise Overloaded(f"there are {GROUPS_MAX} groups already")
         self._broker.check_writable()
         return wish.new_record(consume.group, consume.topics, self._broker.clock.now_ms())
+
+    def _topics(self, group: Group, consume: Consume) -> tuple[str, ...]:
+        """Return the topics that a member gets: as named, else those of the group that exist."""
+        by_name = self._broker.catalogue.by_name
+        return consume.topics or tuple(
+            name for name in group.record.topics if name in by_name and not by_name[name].ending
+        )
 
     async def _topic(self, name: str) -> None:
         """Make sure that a topic is there and may be read."""
@@ -219,22 +257,41 @@ class Joining:
         name = consume.member or f"{session.client_name}-{self._serial}"
         crew = self._consuming.crews.get(consume.group) or self._consuming.new_crew(group)
         member = Member(
-            name, session, request_id, crew=crew, topics=frozenset(consume.topics),
-            joined_at_ms=self._broker.clock.now_ms(),
+            name, session, request_id, crew=crew,
+            topics=frozenset(consume.topics or group.record.topics),
+            follows=not consume.topics,
+            joined_at_ms=self._broker.clock.now_ms(), starts=consume.starts,
+            recalls=consume.starts and consume.recalls, function=consume.function,
         )  # fmt: skip
         self._consuming.joined(member, credit=consume.credit)
-        welcome = self._welcome(member, consume.topics)
+        welcome = self._welcome(member, self._topics(group, consume))
+        if consume.claims:
+            welcome = self._with_claims(welcome, member, consume)
         if group.record.mode == "broadcast":
             welcome = with_places(self._broker, group, welcome)
         session.send(Kind.REPLY, request_id, encode_json(welcome))
+
+    def _with_claims(self, welcome: Joined, member: Member, consume: Consume) -> Joined:
+        claimed = self._consuming.reclaims.claim(member, consume)
+        self._consuming.set_alarm(member.crew)
+        return msgspec.structs.replace(
+            welcome, state=member.state, claimed=tuple(claimed.claimed),
+            finished=tuple(claimed.finished),
+        )  # fmt: skip
 
     def _welcome(self, member: Member, topics: tuple[str, ...]) -> Joined:
         record = member.crew.group.record
         joined = Joined(
             member=member.name, mode=record.mode, lease_ms=record.lease_ms, topics=topics,
             state=member.state, at_most_once=record.at_most_once, retry_limit=record.retry.limit,
+            starts=member.starts, recalls=member.recalls,
+            retry=msgspec.structs.asdict(record.retry),
         )  # fmt: skip
         return with_tasks(joined, record) if record.mode == "broadcast" else joined
+
+
+def _nothing_hidden(_: OnwardError | None) -> None:
+    """The group existed before."""
 
 
 class _Gate:

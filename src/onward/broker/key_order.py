@@ -85,7 +85,7 @@ class _Search:
         # Many groups may be told from what was seen: others have their turn of the loop.
         await asyncio.sleep(0)
         offset = self._offset
-        before = share.unfinished(max(share.cursor, self._topic.first_offset), offset)
+        before = share.unfinished(share.cursor, offset)
         if not before or await self._key() is None:
             return offset
         seen = self._seen.setdefault(msgspec.msgpack.encode(record.filter), _Seen())

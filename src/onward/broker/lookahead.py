@@ -149,7 +149,6 @@ class _Look:
         self._later = self._put_off()
         self._bytes_left = BYTES_MAX
         self._unpacked_bytes_left = UNPACKED_BYTES_MAX
-        self._pass_gone(topic.first_offset)
 
     def end(self) -> Looked:
         """Return what was found."""
@@ -160,14 +159,26 @@ class _Look:
         """Return the next stretch to read; None at the end of the look."""
         while self._asked and self._bytes_left > 0 and self._unpacked_bytes_left > 0:
             first = self._asked[0][0]
-            span = log.plan(self._topic.number, first, bytes_max=self._bytes_max, hint=self.hint)
+            if first < self._topic.first_offset:
+                span = log.plan_carried(
+                    self._topic.number, first, end_offset=self._topic.first_offset,
+                    bytes_max=self._bytes_max,
+                )  # fmt: skip
+                if span is None:
+                    self._pass_gone(self._topic.first_offset)
+                    continue
+            else:
+                span = log.plan(
+                    self._topic.number, first, bytes_max=self._bytes_max, hint=self.hint
+                )
             if span is None:
                 # Nothing is stored from here on: it was retained away or removed.
                 self._pass_gone(self._asked[-1][1])
                 break
             self._pass_gone(span.rows[0].base_offset)
             if rows := self._rows_asked(span):
-                self.hint = span.segment
+                if first >= self._topic.first_offset:
+                    self.hint = span.segment
                 length = rows[-1].position + rows[-1].length - span.position
                 self._bytes_left -= length
                 return Span(span.segment, span.position, length, rows)

@@ -1,7 +1,8 @@
 """One message: who published it, whether it is stored, and how it stands in each group.
 
     the header of its batch  ──▶ who published it; there is none when it is not stored any more
-    share and leases         ──▶ fresh, ready, leased, taken, waiting, dead, finished
+    share and leases         ──▶ fresh, ready, leased, taken, reserved, waiting, dead,
+                                 finished
     the order of its key     ──▶ behind: in an ordered group another one of its key comes first
     not stored any more      ──▶ missed: what was not finished by then is never delivered
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from onward.delivery.share import Share
 
 ASKED_MAX: Final = 1_000
-_UNDELIVERED: Final = frozenset(("fresh", "ready", "waiting"))
+_UNDELIVERED: Final = frozenset(("fresh", "ready", "reserved", "waiting"))
 """A member is still to get it: now, when something else is done, or never."""
 
 Ahead = dict[str, int | None]
@@ -71,11 +72,12 @@ class MessageStates:
         ahead = {} if header is None else await find_ahead(self._broker, topic, offset)
         producer_id = header.producer_id if header is not None else 0
         publisher = self._broker.publishers.find(producer_id)
-        is_stored = header is not None and offset >= topic.first_offset
+        is_stored = header is not None
         return {
             "topic": topic.name,
             "offset": offset,
-            "stored": is_stored,
+            "stored": is_stored and offset >= topic.first_offset,
+            "carried": is_stored and offset < topic.first_offset,
             "producer_id": producer_id,
             "published_by": None if publisher is None else publisher._asdict(),
             "groups": _in_groups(self._broker, topic, offset, ahead, is_stored=is_stored),
@@ -84,8 +86,11 @@ class MessageStates:
     async def _header_of(self, topic: Topic, offset: int) -> BatchHeader | None:
         """Return the header of the batch that has this message; None when it is not stored."""
         log = self._broker.log
-        span = log.plan(topic.number, offset, bytes_max=0)
-        if offset < topic.first_offset or span is None or span.rows[0].base_offset > offset:
+        if offset < topic.first_offset:
+            span = log.plan_carried(topic.number, offset, end_offset=offset + 1, bytes_max=0)
+        else:
+            span = log.plan(topic.number, offset, bytes_max=0)
+        if span is None or span.rows[0].base_offset > offset:
             return None
         try:
             entries = log.read(span, wait=False)
@@ -129,6 +134,7 @@ def _in_groups(
             if not is_stored:
                 _miss(state)
             elif state["state"] in _UNDELIVERED:
+                state |= _expiry(broker, group, topic, offset)
                 _hold_back(state, group, topic.name, ahead)
         told.append({"group": group.record.name, **state})
     return told
@@ -153,6 +159,8 @@ def _in_share(broker: Broker, group: Group, topic: str, offset: int) -> dict[str
                  "died_at_ms": letter.died_at_ms}  # fmt: skip
     elif state == "waiting":
         said["due_at_ms"] = share.retries[offset]
+    elif offset in share.reserved:
+        said["state"] = "reserved"
     elif state == "taken":
         said |= _lease_of(broker, group, topic, offset)
     return said
@@ -163,9 +171,19 @@ def _lease_of(broker: Broker, group: Group, topic: str, offset: int) -> dict[str
     lease = broker.consuming.leases_of(record.name).holder_of(topic, offset)
     if lease is None:
         # Groups that choose look ahead: what they hold for that is taken, and no member has it.
-        return {"state": "ready"} if record.is_choosy or record.filter else {}
+        # So does what waits for a member that can have it alone.
+        is_held = record.is_choosy or record.filter or offset in group.shares[topic].alone
+        return {"state": "ready"} if is_held else {}
     left_ms = max(0, lease.expires_at_ms - broker.clock.monotonic_ms())
     return {"state": "leased", "member": lease.member, "lease_ms_left": left_ms}
+
+
+def _expiry(broker: Broker, group: Group, topic: Topic, offset: int) -> dict[str, object]:
+    """Return when retention may drop a message that nobody was given, if that is soon."""
+    share = group.shares.get(topic.name)
+    if share is None or offset < share.head or not broker.undelivered.is_expiring(topic, offset):
+        return {}
+    return {"expiring": True, "expires_at_ms": broker.undelivered.expires_at_ms(topic, offset)}
 
 
 def _miss(state: dict[str, object]) -> None:

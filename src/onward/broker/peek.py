@@ -66,10 +66,9 @@ class Peek:
 
     def _waiting(self, *, parked: bool = False) -> Ranges:
         share, topic = self._share, self._topic
-        first = max(share.cursor, topic.first_offset)
         retries = [] if parked else ranges_of(share.retries)
         away = Ranges(merged(chain(self._leased(), retries)))
-        return Ranges(without(share.unfinished(first, topic.next_offset), away))
+        return Ranges(without(share.unfinished(share.cursor, topic.next_offset), away))
 
     async def _filtered(self, look_ahead: LookAhead) -> list[Range]:
         wanted = Ranges()

@@ -49,6 +49,7 @@ from onward.protocol.payloads import (
     RECEIPT,
     RECEIPT_FRONT,
     Durability,
+    counted_from_frame,
     published_frame,
 )
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC
@@ -143,7 +144,7 @@ class Publishing(Changes):
                 raise self._unavailable()
             limit = topic.message_bytes_max or self.message_bytes_max
             if header.raw_bytes > limit or header.length != len(payload) - start:
-                self._check_size(topic, payload, start, header, limit)
+                self._check_size(topic, payload, start, header)
             if self.inflight_bytes > self._inflight_bytes_max or session.held_sequences:
                 self._check_load(session, producer_id, sequence)
             batch = (
@@ -152,6 +153,7 @@ class Publishing(Changes):
             if topic.name == SCHEDULE_TOPIC:
                 assert self.scheduling is not None, "who publishes is connected to a whole broker"
                 scheduled = self.scheduling.intake.check(batch)
+                batch = scheduled.batch
             elif not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
                 self.routes.keep(payload, (topic, durability, start))
@@ -163,10 +165,12 @@ class Publishing(Changes):
             if producer_id not in self._producers.windows:
                 self._note_publisher(session, producer_id)
             self._producers.begin(producer_id, sequence)
-        session.unanswered_bytes += header.length
+        session.unanswered_bytes += len(batch)
         publish = session, request_id, batch, header.count, producer_id, sequence, durability
         if topic.name == SCHEDULE_TOPIC:
             assert self.scheduling is not None
+            if scheduled.counted_from_ms is not None:
+                session.write(counted_from_frame(request_id, scheduled.counted_from_ms))
             self.scheduling.intake.take(publish, scheduled)
         else:
             self.accept(topic, publish, durability)
@@ -201,9 +205,12 @@ class Publishing(Changes):
         self._commit_soon()
 
     @property
-    def under_way_ms(self) -> int | None:
-        """Return the time of the entries that are on their way to the disk now."""
-        return None if self._under_way is None else self._under_way.time_ms
+    def scheduled_under_way_ms(self) -> int | None:
+        """Return the time of the scheduled messages that are on their way to the disk now."""
+        topic = self._catalogue.by_name.get(SCHEDULE_TOPIC)
+        if self._under_way is None or topic not in self._under_way.publishes:
+            return None
+        return self._under_way.time_ms
 
     def _note_publisher(self, session: Session, producer_id: int) -> None:
         """Let the trace say who a new producer is, with the commit of its first batch."""
@@ -243,8 +250,22 @@ class Publishing(Changes):
         record = self.new_record(name, is_limited=not even_beyond_count)
         return self.create_topic(record, done=done)
 
+    def body_bytes_max(self, topic_name: str) -> int:
+        """Return the size of the largest body that a topic takes, which need not exist yet."""
+        topic = self._catalogue.by_name.get(topic_name)
+        own_limit = 0 if topic is None or topic.ending else topic.message_bytes_max
+        return own_limit or self.message_bytes_max
+
+    def check_body(self, topic_name: str, size: int) -> None:
+        """Raise when a body is too large for a topic."""
+        limit = self.body_bytes_max(topic_name)
+        if size > limit:
+            raise MessageTooLarge(
+                f"a message of {size} bytes is too large: topic {topic_name!r} takes {limit}"
+            )
+
     def _check_size(
-        self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader, limit: int
+        self, topic: Topic, payload: bytes | bytearray, start: int, header: BatchHeader
     ) -> None:
         """Look closer at what may be too large.
 
@@ -256,13 +277,9 @@ class Publishing(Changes):
         batch_limit = self._settings.topics.batch_bytes_max
         if header.length > batch_limit or header.raw_bytes > batch_limit:
             raise MessageTooLarge(f"a batch has at most {batch_limit} bytes")
-        if header.count > 1 and header.flags:
-            return
-        largest = largest_body_bytes(payload, start, header)
-        if largest > limit:
-            raise MessageTooLarge(
-                f"a message of {largest} bytes is too large: topic {topic.name!r} takes {limit}"
-            )
+        # What is scheduled is held to the limits of its targets, when it is looked at closely.
+        if topic.name != SCHEDULE_TOPIC and (header.count == 1 or not header.flags):
+            self.check_body(topic.name, largest_body_bytes(payload, start, header))
 
     def _repeat(
         self, session: Session, request_id: int, producer_id: int, sequence: int,
@@ -403,7 +420,10 @@ class Publishing(Changes):
             topic.staged_offset = base + count
         if collected.rows:
             drafts += self._trace_drafts(collected, now_ms)
-        drafts += [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.later]
+        drafts += [
+            Draft(c.kind, now_ms, c.topic, c.base_offset, c.count, [c.body])
+            for c in collected.later
+        ]
         return drafts
 
     def _trace_drafts(self, collected: Collected, now_ms: int) -> list[Draft]:

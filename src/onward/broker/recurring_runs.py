@@ -4,8 +4,9 @@
     paused, deleted  ──▶ the run that waits is cancelled
 
 A run is an ordinary scheduled message under a business key of the system, so a crash neither loses
-nor doubles it. Runs that were missed while the broker stood still are one, late, or none, as the
-schedule says.
+nor doubles it. Of the runs that were missed while the broker was down, the latest is made up for or
+none, as the schedule says. A change is answered when the run of the schedule as it was is cancelled
+and the next run is durable: a crash after the answer never fires what was replaced.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from onward.broker.joining import on_loop
 from onward.errors import OnwardError
 from onward.schedule.record import Record
 from onward.schedule.recurring import LATE_MS_MAX, Recurring
@@ -26,12 +29,17 @@ if TYPE_CHECKING:
     from onward.broker.replies import Done
     from onward.broker.schedule_intake import Accepted
     from onward.broker.scheduling import Scheduling
+    from onward.schedule.run import Waiting
 
 logger = logging.getLogger("onward.schedule")
 
 PREFIX = "@recurring/"
 AGAIN_S = 5.0
 CHANGED = "the recurring schedule was changed"
+
+
+def _nobody() -> None:
+    """Nobody waits for this."""
 
 
 class RecurringRuns:
@@ -49,22 +57,48 @@ class RecurringRuns:
         self._on_the_way: dict[str, list[Callable[[], None]]] = {}
         """Those whose next run is being stored, and who waits for that."""
         self._stored: Counter[str] = Counter()
+        self._changing: Counter[str] = Counter()
+        """Those that were changed, and whose next run is not stored yet."""
 
     def begin(self) -> None:
-        """At a start: look which runs wait, and schedule those that do not."""
-        for record in list(self._scheduling.state.recurring.values()):
-            self._look(record)
+        """At a start: find the runs that wait, and schedule those that do not."""
+        state, now_ms = self._scheduling.state, self._broker.clock.now_ms()
+        kept: list[Recurring] = []
+        for record in list(state.recurring.values()):
+            last_ms = state.last_runs.get(record.name)
+            # The run that waits is judged, not a later one that was missed as well.
+            is_late = last_ms is not None and now_ms - last_ms > LATE_MS_MAX
+            if record.paused or (is_late and record.catch_up == "none"):
+                self._replan(record.name)
+            else:
+                kept.append(record)
+        if kept:
+            self._find_soon(kept)
 
     def change(self, record: Recurring, done: Done) -> None:
         """Create, change, pause, resume or delete a recurring schedule."""
 
         def applied(error: OnwardError | None) -> None:
-            if error is None:
-                self._scheduling.state.change_recurring(record)
-                self._cancel(record, then=lambda: self._plan(record.name))
-            done(error)
+            if error is not None:
+                done(error)
+                return
+            self._scheduling.state.change_recurring(record)
+            self._changing[record.name] += 1
+            self._replan(record.name, told=changed)
+
+        def changed() -> None:
+            self._changing -= Counter([record.name])
+            done(None)
 
         self._broker.publishing.change_recurring(record, done=applied)
+
+    def next_ms(self, record: Recurring) -> int:
+        """Return when the next run of a schedule is."""
+        now_ms = self._scheduling.now_ms()
+        last_ms = self._scheduling.state.last_runs.get(record.name, 0)
+        if last_ms > now_ms and record.name not in self._changing:
+            return last_ms
+        return record.next_run(max(now_ms, self._past_ms.get(record.name, 0)))
 
     def stored(self, accepted: Accepted) -> None:
         """Take note of runs among what was stored."""
@@ -93,96 +127,116 @@ class RecurringRuns:
         self._planned.pop(name, None)
         self._plan(name)
 
-    def _look(self, record: Recurring) -> None:
-        """Find out whether a run waits; one that is too late may be dropped."""
+    def _find_soon(self, records: list[Recurring]) -> None:
+        """Find the runs of these schedules before anything fires: this task has the lock first."""
+        task = self._loop.create_task(self._find(records))
 
-        def answered(found: list[Found], error: OnwardError | None) -> None:
-            if error is not None:
-                self._loop.call_later(AGAIN_S, self._look, record)
+        def found(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or (error := task.exception()) is None:
                 return
-            self._plan(record.name)
+            logger.error("looking for recurring runs failed", exc_info=error)
+            if isinstance(error, OnwardError | OSError):
+                self._loop.call_later(AGAIN_S, self._find_soon, records)
 
-        now_ms = self._broker.clock.now_ms()
-        last_ms = self._scheduling.state.last_runs.get(record.name)
-        # The run that waits is judged, not a later one that was missed as well.
-        is_late = last_ms is not None and now_ms - last_ms > LATE_MS_MAX
-        is_stale = is_late and record.catch_up == "none"
-        if last_ms is None:
-            self._plan(record.name)
-        elif is_stale or record.paused:
-            self._cancel(record, then=lambda: self._plan(record.name))
+        task.add_done_callback(found)
+
+    async def _find(self, records: list[Recurring]) -> None:
+        async with self._scheduling.lock:
+            self._scheduling.take_in()
+            uniques = [PREFIX + record.name for record in records]
+            places = (await self._scheduling.files.look_up([], uniques)).by_unique
+            # All of them share one commit; nothing fires before it is durable.
+            waits = [
+                on_loop(partial(self._go_on, record, places.get(unique)))
+                for record, unique in zip(records, uniques, strict=True)
+            ]
+            for wait in waits:
+                await wait
+
+    def _go_on(self, record: Recurring, place: Waiting | None, told: Done) -> None:
+        """Keep the run that waits, or replace it by the latest of those that were missed."""
+        state, name = self._scheduling.state, record.name
+
+        def done() -> None:
+            told(None)
+
+        if place is None or state.is_gone(place.number):
+            self._plan(name, told=done)
+            return
+        last_ms = state.last_runs.get(name, place.at_ms)
+        missed_ms = next(iter(record.runs_due(last_ms, self._broker.clock.now_ms())), None)
+        if state.has_fired(place.topic, place.at_ms, place.number):
+            self._past_ms[name] = last_ms
+            self._plan(name, due_at_ms=missed_ms, told=done)
+        elif missed_ms is None:
+            self._planned[name] = place.number
+            done()
         else:
-            self._ask_whether_waiting(record, answered)
+            self._plan(name, due_at_ms=missed_ms, replaces=place.number, told=done)
 
-    def _ask_whether_waiting(self, record: Recurring, answered: object) -> None:
-        async def look() -> None:
-            async with self._scheduling.lock:
-                self._scheduling.take_in()
-                places = await self._scheduling.files.look_up([], [PREFIX + record.name])
-            place = places.by_unique.get(PREFIX + record.name)
-            state = self._scheduling.state
-            if place is None or state.is_gone(place.number):
-                self._plan(record.name)
-            elif state.has_fired(place.topic, place.at_ms, place.number):
-                self._pass(record.name)
-            else:
-                self._planned[record.name] = place.number
+    def _plan(
+        self, name: str, *, due_at_ms: int | None = None, replaces: int | None = None,
+        told: Callable[[], None] = _nobody,
+    ) -> None:  # fmt: skip
+        """Schedule the next run, unless one waits; `told` is called when that is durable or failed.
 
-        task = self._loop.create_task(look())
-        task.add_done_callback(self._looked)
-
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("looking for a recurring run failed", exc_info=error)
-
-    def _plan(self, name: str) -> None:
-        """Schedule the next run, unless one waits."""
+        `due_at_ms`: not the next run, but this one, in place of what waits as `replaces`.
+        """
         record = self._scheduling.state.recurring.get(name)
-        if record is None or record.paused or name in self._planned:
+        is_stopping = self._broker.publishing.is_stopping
+        if record is None or record.paused or name in self._planned or is_stopping:
+            told()
             return
-        if self._broker.publishing.is_stopping:
-            return
-        after_ms = max(self._scheduling.now_ms(), self._past_ms.get(name, 0), record.start_ms)
-        run = Record(
-            number=0, at_ms=0, due_at_ms=0, topic=record.topic, body=record.body,
-            key=record.key, headers=dict(record.headers) if record.headers else None,
-            tag=record.tag, trace_id=record.trace_id, priority=record.priority,
-            tenant=record.tenant, unique=PREFIX + name,
-        )  # fmt: skip
+        if due_at_ms is None:
+            due_at_ms = record.next_run(max(self._scheduling.now_ms(), self._past_ms.get(name, 0)))
         self._planned[name] = -1
-        self._on_the_way[name] = []
+        self._on_the_way[name] = [told]
 
         def stored(number: int, error: OnwardError | None) -> None:
             self._stored[name] += 1
             self._planned[name] = number
-            if error is not None:
+            if error is None:
+                # As `stored` does in the same turn, but before anybody is answered.
+                self._scheduling.state.last_runs[name] = due_at_ms
+            else:
                 del self._planned[name]
-                self._loop.call_later(AGAIN_S, self._plan, name)
+                again = partial(self._plan, name, due_at_ms=due_at_ms, replaces=replaces)
+                self._loop.call_later(AGAIN_S, again)
             for go_on in self._on_the_way.pop(name):
                 go_on()
 
-        due_at_ms = record.next_run(after_ms)
-        self._deciding.publish_inside(run, due_at_ms=due_at_ms, replaces=None, done=stored)
+        run = _run_of(record)
+        self._deciding.publish_inside(run, due_at_ms=due_at_ms, replaces=replaces, done=stored)
 
-    def _cancel(self, record: Recurring, *, then: Callable[[], None]) -> None:
-        """Cancel the run that waits; one that was stored meanwhile was not seen: so once more."""
-        name, stored = record.name, self._stored[record.name]
+    def _replan(self, name: str, *, told: Callable[[], None] = _nobody) -> None:
+        """Cancel the run that waits and schedule the next one.
 
-        def again() -> None:
-            self._cancel(record, then=then)
+        A run that was stored meanwhile was not seen by the cancellation: that one is cancelled too.
+        """
+        stored = self._stored[name]
 
         def answered(found: list[Found], error: OnwardError | None) -> None:
             if error is not None:
-                self._loop.call_later(AGAIN_S, again)
+                self._loop.call_later(AGAIN_S, self._replan, name)
+                told()
             elif name in self._on_the_way:
-                self._on_the_way[name].append(again)
+                self._on_the_way[name].append(partial(self._replan, name, told=told))
             elif self._stored[name] != stored:
-                again()
+                self._replan(name, told=told)
             else:
                 self._planned.pop(name, None)
-                then()
+                self._plan(name, told=told)
 
         self._deciding.cancel(
-            numbers=[], uniques=[PREFIX + record.name], answer=answered,
-            cause=CHANGED,
+            numbers=[], uniques=[PREFIX + name], answer=answered, cause=CHANGED
         )  # fmt: skip
+
+
+def _run_of(record: Recurring) -> Record:
+    """Return the message that each run of a schedule is."""
+    return Record(
+        number=0, at_ms=0, due_at_ms=0, topic=record.topic, body=record.body,
+        key=record.key, headers=dict(record.headers) if record.headers else None,
+        tag=record.tag, trace_id=record.trace_id, priority=record.priority,
+        tenant=record.tenant, unique=PREFIX + record.name,
+    )  # fmt: skip

@@ -16,6 +16,8 @@ from onward.broker.group_requests import GroupRequests
 from onward.broker.replies import Operation, reply, reply_when_done
 from onward.broker.schedule_requests import ScheduleRequests
 from onward.broker.topic_entries import TopicEntries
+from onward.delivery.record import EXPIRES_MS_MAX, EXPIRES_MS_MIN
+from onward.durations import format_duration
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
 from onward.message.names import (
     SINK_PREFIX,
@@ -50,6 +52,8 @@ class TopicCreate(msgspec.Struct, frozen=True):
     retention_ms: Time = 0
     retention_bytes: Time = 0
     retention_group: str = ""
+    keep_unfinished: bool = False
+    expires_idle_ms: Time = 0
 
 
 class TopicChange(msgspec.Struct, frozen=True):
@@ -63,6 +67,8 @@ class TopicChange(msgspec.Struct, frozen=True):
     retention_ms: Time | None = None
     retention_bytes: Time | None = None
     retention_group: str | None = None
+    keep_unfinished: bool | None = None
+    expires_idle_ms: Time | None = None
 
 
 class TopicName(msgspec.Struct, frozen=True):
@@ -127,21 +133,36 @@ class Requests:
             retention_ms=wanted.retention_ms,
             retention_bytes=wanted.retention_bytes,
             retention_group=_group_name(wanted.retention_group),
+            keep_unfinished=wanted.keep_unfinished,
+            expires_idle_ms=_idle_time(wanted.expires_idle_ms),
         )
         self._broker.check_writable()
-        topic = self._broker.publishing.create_topic(
-            record, done=reply_when_done(session, request_id, lambda: self.describe(topic))
-        )
+        settle = reply_when_done(session, request_id, lambda: self.describe(topic))
+
+        def created(error: OnwardError | None) -> None:
+            if error is None:
+                self._broker.idle_topics.note(topic)
+            settle(error)
+
+        topic = self._broker.publishing.create_topic(record, done=created)
 
     def _change(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         wanted = decode_fields(payload, TopicChange)
         topic = self._changeable(wanted.topic)
         changes: dict[str, object] = {
             name: value
-            for name in ("rule", "retention_ms", "retention_bytes", "retention_group")
+            for name in (
+                "rule",
+                "retention_ms",
+                "retention_bytes",
+                "retention_group",
+                "keep_unfinished",
+            )
             if (value := getattr(wanted, name)) is not None
         }
         _group_name(wanted.retention_group or "")
+        if wanted.expires_idle_ms is not None:
+            changes["expires_idle_ms"] = _idle_time(wanted.expires_idle_ms)
         if wanted.message_bytes_max is not None:
             changes["message_bytes_max"] = self._size(wanted.message_bytes_max)
         if wanted.expires_at_ms is not None or wanted.lifetime_ms is not None:
@@ -152,6 +173,8 @@ class Requests:
         def done(error: OnwardError | None) -> None:
             if not topic.readable:
                 self._broker.delivering.end_readers(topic)
+            if error is None:
+                self._broker.idle_topics.note(topic)
             settle(error)
 
         self._broker.publishing.change_topic(record, done=done)
@@ -216,6 +239,9 @@ class Requests:
             "retention_ms": record.retention_ms or self._broker.settings.log.retention_ms,
             "retention_bytes": record.retention_bytes,
             "retention_group": record.retention_group,
+            "keep_unfinished": record.keep_unfinished,
+            "expires_idle_ms": record.expires_idle_ms,
+            "carried": self._broker.log.carried.count_of(topic.number),
             "readers": self._broker.delivering.readers_of(topic),
         }
 
@@ -237,7 +263,8 @@ class Requests:
             expires_at_ms = now_ms + lifetime_ms
         if expires_at_ms and expires_at_ms < now_ms + LIFETIME_MS_MIN:
             raise InvalidRequest(
-                f"a topic lives at least {LIFETIME_MS_MIN} ms; 'expires_at' 0 lets it live for ever"
+                f"a topic lives at least {format_duration(LIFETIME_MS_MIN)}; without a lifetime it "
+                "lives for ever"
             )
         return expires_at_ms or 0
 
@@ -258,6 +285,16 @@ class Requests:
     @property
     def _largest_message_bytes(self) -> int:
         return self._broker.settings.topics.batch_bytes_max - 1024
+
+
+def _idle_time(expires_idle_ms: int) -> int:
+    """Return the time if a topic may expire after it; 0 is never."""
+    if expires_idle_ms and not EXPIRES_MS_MIN <= expires_idle_ms <= EXPIRES_MS_MAX:
+        low, high = format_duration(EXPIRES_MS_MIN), format_duration(EXPIRES_MS_MAX)
+        raise InvalidRequest(
+            f"expires_idle is {low} to {high}, or 0 for never, not {expires_idle_ms}ms"
+        )
+    return expires_idle_ms
 
 
 def _group_name(name: str) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from onward.errors import Corruption, OnwardError, Unavailable
@@ -25,6 +26,7 @@ from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.columns import Column
 from onward.message.entry import entry_heads
 from onward.schedule.aside import NICE, Aside, BuildPlan, MergePlan, Plan, perform
+from onward.schedule.ids import Ids
 from onward.schedule.layout import ROWS_MAX
 from onward.schedule.order import BEFORE_ALL, Moment, Part, Rows, TailPart, Taken, accepted_rows
 from onward.schedule.record import Record, Records, records_of
@@ -88,6 +90,9 @@ class ScheduleFiles:
         self._builds = 0
         self._again_at_ms = 0
         self._looked_at_ms = self._noted_at_ms = 0
+        self._is_in_the_way = False
+        """Retention waits for segments that hold scheduled messages: they go to a run at once."""
+        self._ids = Ids(self._log.disk, self._log.folder)
         self._garbage: list[str] = []
         """Files that no checkpoint will name any more."""
 
@@ -96,8 +101,9 @@ class ScheduleFiles:
     def open(self) -> None:
         """Open the runs, and read again what waits in the log only."""
         state, disk, folder = self._scheduling.state, self._log.disk, self._log.folder
-        known = {*state.runs}
-        unknown = {one for one in disk.list_folder(folder) if one.startswith("schedule-")} - known
+        known, names = {*state.runs}, disk.list_folder(folder)
+        self._ids.open(names, built_end=state.built_end)
+        unknown = {one for one in names if one.startswith("schedule-")} - known
         if unknown:
             self._check_log()
         for name in sorted(unknown):
@@ -168,20 +174,33 @@ class ScheduleFiles:
 
         Raises `TooLarge` when they have more than `bytes_max` bytes: they are not all read then.
         """
-        gathered = Records.empty()
-        size, step = 0, FIRST_ROWS
-        for part, rows in taken.slices:
-            start = 0
-            while start < len(rows):
-                some = await self._records_of(part, rows[start : start + step])
-                gathered.extend(some)
-                start += step
-                size += sum(some.sizes())
-                if bytes_max is not None and size > bytes_max and gathered.count < len(taken):
-                    raise TooLarge(gathered.count)
-                # Few at first: nobody knows how large they are. Then more, while they are small.
-                step = min(step * 4, STEP_ROWS_MAX) if size < READ_BYTES_MAX else step
-        return gathered.select(list(taken.places)) if len(taken.slices) > 1 else gathered
+        gathering = _Gathering(taken, bytes_max)
+        for part, rows in gathering.pieces(self._first_rows):
+            gathering.add(await self._records_of(part, rows))
+        return gathering.in_order()
+
+    def records_of_runs(self, taken: Taken, *, bytes_max: int) -> Records | None:
+        """Return what `records` does, read in this thread; None if some rows are in the log only.
+
+        Planning a read of the log belongs to the loop's thread; a run can be read in any.
+        """
+        gathering = _Gathering(taken, bytes_max)
+        if not all(isinstance(part, Run) for part, _ in taken.slices):
+            return None
+        for part, rows in gathering.pieces(self._first_rows):
+            assert isinstance(part, Run)
+            gathering.add(part.records_of(rows))
+        return gathering.in_order()
+
+    def _first_rows(self, part: Part) -> int:
+        """Return how many rows of a part to read first: a tail knows how large its messages are.
+
+        A tail has a limit of bytes, so a wrong guess is bounded. A run has none: few rows first.
+        """
+        for tail in self._tails:
+            if tail.part is part:
+                return max(FIRST_ROWS, READ_BYTES_MAX * part.rows_total // max(tail.bytes, 1))
+        return FIRST_ROWS
 
     async def _records_of(self, part: Part, rows: Rows) -> Records:
         if isinstance(part, Run):
@@ -234,7 +253,10 @@ class ScheduleFiles:
     # --- what is asked -----------------------------------------------------------------------
 
     async def look_up(self, numbers: Sequence[int], uniques: Sequence[str]) -> Places:
-        """Find numbers and business keys; who calls holds the lock."""
+        """Find numbers and business keys; who calls holds the lock.
+
+        A number that is in no part any more has fired: of it only what its file of ids says.
+        """
         by_number: dict[int, Waiting] = {}
         by_unique: dict[str, Waiting] = {}
         number_end = self._tails[-1].part.number_end
@@ -254,18 +276,19 @@ class ScheduleFiles:
 
         def read() -> None:
             for run in runs:
-                for number in missing:
-                    if run.number_start <= number < run.number_end:
-                        place = run.place_of(number)
-                        if place is not None:
-                            by_number[number] = place
+                start = bisect_left(missing, run.number_start)
+                for number in missing[start : bisect_left(missing, run.number_end)]:
+                    place = run.place_of(number)
+                    if place is not None:
+                        by_number[number] = place
                 for unique in unseen:
                     place = next(iter(run.find_unique(unique)), None)
                     known = by_unique.get(unique)
                     if place is not None and (known is None or place.number > known.number):
                         by_unique[unique] = place
+            by_number.update(self._ids.places([one for one in missing if one not in by_number]))
 
-        if runs and (missing or unseen):
+        if missing or (runs and unseen):
             await self._broker.in_thread(read)
         return Places(by_number, by_unique, number_end)
 
@@ -283,13 +306,18 @@ class ScheduleFiles:
             raise Corruption(f"scheduled message {number} is not in its run")
         return record
 
-    async def peek(self, *, after: Moment, until_ms: int, limit: int) -> Records:
-        """Return what waits after a moment and up to a time; who calls holds the lock."""
+    async def peek(self, *, after: Moment, until_ms: int, limit: int, bytes_max: int) -> Records:
+        """Return what waits after a moment and up to a time; who calls holds the lock.
+
+        Raises `TooLarge` when so many have more than `bytes_max` bytes.
+        """
         order = self._scheduling.order
         taken = await self._broker.in_thread(
             lambda: order.peek(after=after, until_ms=until_ms, limit=limit)
         )
-        return await self.records(taken) if len(taken) else Records.empty()
+        if not len(taken):
+            return Records.empty()
+        return await self.records(taken, bytes_max=bytes_max)
 
     @property
     def runs(self) -> list[Run]:
@@ -322,15 +350,23 @@ class ScheduleFiles:
         loop = asyncio.get_running_loop()
         if self._building is None:
             tail = self._tails[-1]
-            if tail.is_full or self._holds_up_retention(tail):
+            is_wanted = self._is_in_the_way and bool(tail.part.rows_total)
+            if tail.is_full or is_wanted or self._holds_up_retention(tail):
                 self._add_tail(_Tail(tail.part.number_end))
-            if len(self._tails) > 1:
+            if len(self._tails) > 1 or self._is_in_the_way:
                 self._building = loop.create_task(self._build())
                 self._building.add_done_callback(self._built)
         is_pressed = len(self._tails) > TAILS_PER_BUILD and len(self._runs) <= RUNS_MAX // 2
         if self._merging is None and not is_pressed and (runs := self._to_merge()):
             self._merging = loop.create_task(self._merge(runs))
             self._merging.add_done_callback(self._merged)
+
+    def make_way(self) -> None:
+        """Move scheduled messages from the log to a run now: retention needs their segment."""
+        if not self._is_in_the_way:
+            logger.info("retention waits for scheduled messages: they are moved to a run first")
+            self._is_in_the_way = True
+            self.tend()
 
     def _holds_up_retention(self, tail: _Tail) -> bool:
         """Tell whether the tail begins in an old segment, which could go without it."""
@@ -368,8 +404,16 @@ class ScheduleFiles:
             self._broker.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     async def _build(self) -> None:
-        """Make runs of the oldest tails, never of the newest."""
-        tails = self._tails[:-1][:TAILS_PER_BUILD]
+        """Make runs of the oldest tails, never of the newest; a checkpoint names them in time."""
+        if len(self._tails) > 1:
+            await self._build_runs(self._tails[:-1][:TAILS_PER_BUILD])
+        now_ms = self._broker.clock.monotonic_ms()
+        is_late = now_ms >= self._noted_at_ms + LOOK_EVERY_MS
+        if self._builds >= BUILDS_PER_CHECKPOINT or is_late or self._is_in_the_way:
+            await self._note()
+            self._is_in_the_way = False
+
+    async def _build_runs(self, tails: list[_Tail]) -> None:
         start, end = tails[0].part.number_start, tails[-1].part.number_end
         topic = self._broker.catalogue.by_name[SCHEDULE_TOPIC]
         files: list[str] = []
@@ -382,6 +426,7 @@ class ScheduleFiles:
         plan = BuildPlan(
             path=self._new_path(), topic=topic.number, files=tuple(files), pieces=tuple(pieces),
             start=start, end=end, cursors=self._cursors(), cancelled=self._gone(),
+            ids_folder=self._log.folder,
         )  # fmt: skip
         summary = await self._perform(plan, is_urgent=len(self._tails) > TAILS_PER_BUILD)
         async with self._scheduling.lock:
@@ -394,10 +439,9 @@ class ScheduleFiles:
             self._runs |= opened
             state.runs = [*state.runs, *opened]
             state.built_end = end
+            self._ids.add(summary.ids)
+            self._ids.forget(oldest_ms=self._log.segments[0].first_time_ms())
         self._builds += 1
-        now_ms = self._broker.clock.monotonic_ms()
-        if self._builds >= BUILDS_PER_CHECKPOINT or now_ms >= self._noted_at_ms + LOOK_EVERY_MS:
-            await self._note()
 
     def _to_merge(self) -> list[str]:
         """Return the runs to merge next: eight of one size; those that have fired go alone."""
@@ -542,6 +586,40 @@ class ScheduleFiles:
             await self._broker.in_thread(child.kill)
         for run in self._runs.values():
             run.close()
+
+
+class _Gathering:
+    """Reads the messages of taken rows in pieces, each as large as the ones before allow."""
+
+    def __init__(self, taken: Taken, bytes_max: int | None) -> None:
+        self._taken = taken
+        self._bytes_max = bytes_max
+        self._records = Records.empty()
+        self._size = 0
+
+    def pieces(self, first_rows: Callable[[Part], int]) -> Iterator[tuple[Part, Rows]]:
+        """Walk over the rows to read next; the messages of each piece are added before the next."""
+        step = 0
+        for part, rows in self._taken.slices:
+            start, step = 0, max(step, first_rows(part))
+            while start < len(rows):
+                yield part, rows[start : start + step]
+                start += step
+                # Few at first: nobody knows how large they are. Then more, while they are small.
+                step = min(step * 4, STEP_ROWS_MAX) if self._size < READ_BYTES_MAX else step
+
+    def add(self, records: Records) -> None:
+        """Add the messages of a piece; raise `TooLarge` when these are enough."""
+        self._records.extend(records)
+        self._size += sum(records.sizes())
+        is_over = self._bytes_max is not None and self._size > self._bytes_max
+        if is_over and self._records.count < len(self._taken):
+            raise TooLarge(self._records.count)
+
+    def in_order(self) -> Records:
+        """Return all messages, in the order in which they fire."""
+        taken = self._taken
+        return self._records.select(list(taken.places)) if len(taken.slices) > 1 else self._records
 
 
 class _Tail:

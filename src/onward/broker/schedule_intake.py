@@ -1,10 +1,11 @@
 """What may be scheduled: each batch of `@schedule` is looked at before it is stored.
 
-A batch says for each message when (`due_at_ms`), where to (`topics`), and perhaps its business key
-(`uniques`), and whether it takes the place of what waits under that key (`replaces`: -1, which the
-broker turns into the number of what it replaces). Whatever is wrong is refused here, by the whole
-batch: later there is nobody to tell. Batches with business keys are decided one after another
-(`deciding`); all others are stored at once.
+A batch says for each message when (`due_at_ms`, or `delays_ms` from now on), where to (`topics`),
+and perhaps its business key (`uniques`), and whether it takes the place of what waits under that
+key (`replaces`: -1, which the broker turns into the number of what it replaces). Delays become due
+times here, once, by the broker's clock: only those are stored, so a repeat finds them. Whatever is
+wrong is refused here, by the whole batch: later there is nobody to tell. Batches with business keys
+are decided one after another (`deciding`); all others are stored at once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from onward.broker.deciding import Deciding
 from onward.broker.joining import on_loop
 from onward.delivery.ranges import ranges_of
 from onward.delivery.trace import Trace, short_cause
-from onward.durations import format_duration
+from onward.durations import DURATION_MS_MAX, format_duration
 from onward.errors import Forbidden, InvalidName, InvalidRequest, Overloaded, ProtocolError
 from onward.log.disk import Buffer
-from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch
+from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch, with_due_times
 from onward.message.columns import NO_INSTANT, Column, unpack_optional
 from onward.message.names import check_topic_name
 from onward.schedule.record import OPTIONAL, Records, due_of, topics_of
@@ -43,12 +44,20 @@ RECURRING = "@recurring/"
 class Accepted:
     """The rows of a batch on its way: what the schedule must know of them."""
 
-    __slots__ = ("bytes", "due_at_ms", "first_number", "replaces", "time_ms", "topics", "uniques")
+    __slots__ = (
+        "batch", "bytes", "counted_from_ms", "due_at_ms", "first_number", "replaces", "time_ms",
+        "topics", "uniques",
+    )  # fmt: skip
 
     def __init__(
         self, due_at_ms: Sequence[int], topics: list[str], uniques: list[str | None] | None,
-        replaces: list[int | None] | None, size: int,
+        replaces: list[int | None] | None, size: int, *, batch: Buffer = b"",
+        counted_from_ms: int | None = None,
     ) -> None:  # fmt: skip
+        self.batch = batch
+        """The bytes to store: those that came, or with due times instead of delays."""
+        self.counted_from_ms = counted_from_ms
+        """When delays were turned into due times; None when there were none."""
         self.due_at_ms = due_at_ms
         self.topics = topics
         self.uniques = uniques
@@ -81,11 +90,12 @@ class ScheduleIntake:
         """Return what a batch says, or raise what is wrong with it."""
         try:
             batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
-            accepted = _accepted(batch, len(packed))
+            accepted = _accepted(batch, packed, now_ms=self._broker.clock.now_ms())
         except ProtocolError as error:
             raise InvalidRequest(f"the scheduled batch is not understood: {error}") from None
         self._check_times(accepted.due_at_ms)
         _check_uniques(accepted)
+        self._check_bodies(accepted.topics, batch.body_lengths)
         missing = [name for name in set(accepted.topics) if not self._has_target(name)]
         for name in sorted(missing):
             # Last: what is refused leaves nothing behind.
@@ -101,6 +111,15 @@ class ScheduleIntake:
             )
         if NO_INSTANT in due_at_ms:
             raise InvalidRequest("each scheduled message has a time")
+
+    def _check_bodies(self, topics: list[str], sizes: Sequence[int]) -> None:
+        """Raise when a body is larger than its target takes now; later limits do not matter."""
+        publishing, names = self._broker.publishing, set(topics)
+        if max(sizes) <= min(map(publishing.body_bytes_max, names)):
+            return
+        # Rare: one is too large, or the largest goes to a topic that takes more than the others.
+        for name, size in zip(topics, sizes, strict=True):
+            publishing.check_body(name, size)
 
     def _has_target(self, name: str) -> bool:
         """Tell whether a topic is there; raise when nothing can ever fire to it."""
@@ -187,8 +206,13 @@ class ScheduleIntake:
             self.deciding.recurring.fired(uniques)
 
 
-def _accepted(batch: Batch, size: int) -> Accepted:
+def _accepted(batch: Batch, packed: Buffer, *, now_ms: int) -> Accepted:
     topics, due_at_ms = topics_of(batch), due_of(batch)
+    counted_from_ms = None
+    if batch.delays_ms is not None:
+        counted_from_ms = now_ms
+        due_at_ms = _resolved(batch.delays_ms, due_at_ms, now_ms=now_ms)
+        packed = with_due_times(batch, due_at_ms)
     if due_at_ms is None:
         raise ProtocolError("each scheduled message has a time")
     named = [topic for topic in topics if topic is not None]
@@ -201,7 +225,27 @@ def _accepted(batch: Batch, size: int) -> Accepted:
     for kind in OPTIONAL:
         if (column := batch.column(kind)) is not None:
             unpack_optional(column, count=batch.count)
-    return Accepted(due_at_ms, named, batch.uniques, batch.replaces, size)
+    return Accepted(
+        due_at_ms, named, batch.uniques, batch.replaces, len(packed), batch=packed,
+        counted_from_ms=counted_from_ms,
+    )  # fmt: skip
+
+
+def _resolved(
+    delays_ms: Sequence[int | None], due_at_ms: Sequence[int] | None, *, now_ms: int
+) -> list[int]:
+    """Return when each message is due: each has a delay or a time, and not both."""
+    times = due_at_ms or [NO_INSTANT] * len(delays_ms)
+    if any((one is None) == (at == NO_INSTANT) for one, at in zip(delays_ms, times, strict=True)):
+        raise ProtocolError("each scheduled message has either a time or a delay")
+    given = [one for one in delays_ms if one is not None]
+    if not 0 <= min(given) <= max(given) <= DURATION_MS_MAX:
+        raise ProtocolError("a delay is 0 to 1000 years")
+    # Whole columns as long as there is one kind of time, which is the rule.
+    if due_at_ms is None:
+        return [now_ms + delay_ms for delay_ms in given]
+    pairs = zip(delays_ms, times, strict=True)
+    return [at if delay_ms is None else now_ms + delay_ms for delay_ms, at in pairs]
 
 
 def _check_uniques(accepted: Accepted) -> None:

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from onward.broker.fired_offsets import FiredOffsets
 from onward.broker.replies import Operation, reply, reply_when_done
+from onward.broker.schedule_scan import FOREVER_MS, SCANNED_MAX, ScheduleScan
 from onward.errors import Conflict, InvalidRequest, OnwardError, Unavailable
-from onward.log.log import Span
-from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.columns import Column
-from onward.message.entry import entry_heads
+from onward.message.relative import Relative, resolve_ms
 from onward.protocol.payloads import decode_fields
 from onward.schedule.order import BEFORE_ALL, Moment
 from onward.schedule.record import Records
 from onward.schedule.recurring import Recurring
-from onward.schedule.state import FIRED
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -34,15 +33,9 @@ if TYPE_CHECKING:
 
 IDS_MAX = 10_000
 LIMIT_MAX = 1_000
-SCANNED_MAX = 500_000
-"""So many rows at most are gone through for one calendar; beyond, hours of whole runs count."""
-SCAN_STEP = 8_192
-SCAN_BYTES_MAX = 8 << 20
-FIRED_BYTES_MAX = 64 << 20
 RECURRING_MAX = 1_000
 BODY_BYTES_SHOWN = 4_096
 STEPS_MAX = 10_000
-_FOREVER_MS = 2**62
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Ids = Annotated[list[Id], msgspec.Meta(max_length=IDS_MAX)]
@@ -61,7 +54,7 @@ class Cancel(msgspec.Struct, frozen=True):
 class Move(msgspec.Struct, frozen=True):
     """`schedule.move`: fire something at another time."""
 
-    at_ms: Instant
+    at_ms: Instant | Relative
     id: Id | None = None
     unique: str | None = None
 
@@ -78,8 +71,8 @@ class List(msgspec.Struct, frozen=True):
 
     topic: str = ""
     key: str = ""
-    from_ms: Instant | None = None
-    until_ms: Instant | None = None
+    from_ms: Instant | Relative | None = None
+    until_ms: Instant | Relative | None = None
     after: tuple[Instant, Id] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] = 100
 
@@ -106,7 +99,7 @@ class ScheduleRequests:
         self._broker = broker
         self._scheduling = broker.scheduling
         self._tasks: set[asyncio.Task[None]] = set()
-        self._scan_rows = 64
+        self._scan = ScheduleScan(broker.scheduling)
         self.operations: dict[str, Operation] = {
             "schedule.cancel": self._cancel,
             "schedule.move": self._move,
@@ -144,7 +137,9 @@ class ScheduleRequests:
         numbers, uniques = _one(wanted.id, wanted.unique)
         self._broker.check_writable()
         ahead_ms = self._broker.settings.schedule.ahead_ms_max
-        if wanted.at_ms > self._broker.clock.now_ms() + ahead_ms:
+        now_ms = self._broker.clock.now_ms()
+        at_ms = resolve_ms(wanted.at_ms, now_ms=now_ms)
+        if at_ms > now_ms + ahead_ms:
             raise InvalidRequest("this is farther ahead than schedule.ahead_ms_max allows")
 
         def answer(found: list[Found], error: OnwardError | None) -> None:
@@ -154,45 +149,13 @@ class ScheduleRequests:
             self._task(session, request_id, self._tell(session, request_id, found, "moved"))
 
         self._scheduling.intake.deciding.move(
-            numbers=numbers, uniques=uniques, at_ms=wanted.at_ms, answer=answer
+            numbers=numbers, uniques=uniques, at_ms=at_ms, answer=answer
         )
 
     async def _tell(self, session: Session, request_id: int, found: list[Found], done: str) -> None:
-        results = [await self._told(one, done) for one in found]
+        offsets = await FiredOffsets(self._broker).find(found)
+        results = [_told(one, done, offsets.get(one.number)) for one in found]
         reply(session, request_id, {"results": results})
-
-    async def _told(self, found: Found, done: str) -> dict[str, object]:
-        states = {"waiting": done, "unknown": "not_found"}
-        told: dict[str, object] = {
-            "id": found.number, "state": states.get(found.state, found.state),
-        }  # fmt: skip
-        if found.topic:
-            told |= {"topic": found.topic, "at_ms": found.at_ms}
-        if found.state == "fired" and found.topic:
-            offset = await self._fired_offset(found.topic, found.at_ms, found.number)
-            if offset is not None:
-                told["offset"] = offset
-        return told
-
-    async def _fired_offset(self, topic_name: str, at_ms: int, number: int) -> int | None:
-        """Return the offset that a fired message got, if the topic still has it."""
-        topic = self._broker.catalogue.by_name.get(topic_name)
-        if topic is None:
-            return None
-        offset = self._broker.log.offset_from_time(topic.number, at_ms)
-        read = 0
-        while offset is not None and offset < topic.next_offset and read < FIRED_BYTES_MAX:
-            span = self._broker.log.plan(topic.number, offset, bytes_max=512 << 10)
-            if span is None:
-                return None
-            found, is_past = await self._broker.in_thread(
-                lambda: _find_fired(self._broker, span, at_ms, number)  # noqa: B023
-            )
-            if found is not None or is_past:
-                return found
-            read += span.length
-            offset = span.end_offset
-        return None
 
     # --- look --------------------------------------------------------------------------------
 
@@ -209,15 +172,19 @@ class ScheduleRequests:
             places = await self._scheduling.files.look_up(numbers, uniques)
             deciding = self._scheduling.intake.deciding
             found = deciding.found(numbers, uniques, places)[0]
-            told = await self._told(found, "waiting")
+            record = None
             if found.state == "waiting":
                 record = await self._scheduling.files.record(found.number)
-                told |= {
-                    "due_at_ms": record.due_at_ms, "key": record.key, "unique": record.unique,
-                    "tag": record.tag, "trace_id": record.trace_id, "tenant": record.tenant,
-                    "priority": record.priority, "bytes": len(record.body),
-                    "body": record.body[:4096],
-                }  # fmt: skip
+        # Not under the lock: what has fired stays where it is.
+        offsets = await FiredOffsets(self._broker).find([found])
+        told = _told(found, "waiting", offsets.get(found.number))
+        if record is not None:
+            told |= {
+                "due_at_ms": record.due_at_ms, "key": record.key, "unique": record.unique,
+                "tag": record.tag, "trace_id": record.trace_id, "tenant": record.tenant,
+                "priority": record.priority, "bytes": len(record.body),
+                "body": record.body[:4096],
+            }  # fmt: skip
         reply(session, request_id, told)
 
     def _list(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
@@ -225,16 +192,20 @@ class ScheduleRequests:
         self._task(session, request_id, self._page(session, request_id, wanted))
 
     async def _page(self, session: Session, request_id: int, wanted: List) -> None:
-        until_ms = _FOREVER_MS if wanted.until_ms is None else wanted.until_ms - 1
-        after: Moment = BEFORE_ALL
+        now_ms, window = self._broker.clock.now_ms(), {}
+        after, until_ms = BEFORE_ALL, FOREVER_MS
+        if wanted.until_ms is not None:
+            window["until_ms"] = resolve_ms(wanted.until_ms, now_ms=now_ms)
+            until_ms = window["until_ms"] - 1
         if wanted.from_ms is not None:
-            after = (wanted.from_ms - 1, 2**62)
+            window["from_ms"] = resolve_ms(wanted.from_ms, now_ms=now_ms)
+            after = (window["from_ms"] - 1, 2**62)
         if wanted.after is not None:
             after = max(after, wanted.after)
         found: list[dict[str, object]] = []
         scanned, is_end = 0, False
         while len(found) < wanted.limit and scanned < SCANNED_MAX and not is_end:
-            records = await self._waiting(after, until_ms)
+            records = await self._scan.page(after, until_ms)
             is_end = records.count == 0
             for row in range(records.count):
                 after = (records.at_ms[row], records.numbers[row])
@@ -243,26 +214,18 @@ class ScheduleRequests:
                     found.append(_listed(records, row))
                     if len(found) == wanted.limit:
                         break
-        reply(session, request_id, {"scheduled": found, "next": None if is_end else list(after)})
+        reply(
+            session,
+            request_id,
+            {"scheduled": found, "next": None if is_end else list(after), **window},
+        )
 
     def _is_wanted(self, records: Records, row: int, wanted: List) -> bool:
-        state, number, topic = self._scheduling.state, records.numbers[row], records.topics[row]
-        # A start at an earlier time finds what has fired among what is not due yet.
-        if state.has_fired(topic, records.at_ms[row], number) or state.is_gone(number):
+        topic = records.topics[row]
+        if not self._scan.waits(topic, records.at_ms[row], records.numbers[row]):
             return False
         key = _text(records, Column.KEYS, row)
         return wanted.topic in ("", topic) and wanted.key in ("", key)
-
-    async def _waiting(self, after: Moment, until_ms: int) -> Records:
-        async with self._scheduling.lock:
-            self._scheduling.take_in()
-            records = await self._scheduling.files.peek(
-                after=after, until_ms=until_ms, limit=self._scan_rows
-            )
-        # So many the next time that a look holds a bounded number of bytes.
-        fitting = SCAN_BYTES_MAX * records.count // max(1, sum(records.sizes()))
-        self._scan_rows = max(16, min(fitting, self._scan_rows * 4, SCAN_STEP))
-        return records
 
     # --- the calendar ------------------------------------------------------------------------
 
@@ -281,15 +244,13 @@ class ScheduleRequests:
         after: Moment = (wanted.from_ms - 1, 2**62)
         scanned = 0
         while scanned < SCANNED_MAX:
-            records = await self._waiting(after, wanted.until_ms - 1)
+            records = await self._scan.page(after, wanted.until_ms - 1)
             if not records.count:
                 break
-            state = self._scheduling.state
             for at_ms, number, topic in zip(
                 records.at_ms, records.numbers, records.topics, strict=True
             ):
-                is_waiting = not state.is_gone(number) and not state.has_fired(topic, at_ms, number)
-                if is_waiting and wanted.topic in ("", topic):
+                if wanted.topic in ("", topic) and self._scan.waits(topic, at_ms, number):
                     steps[(at_ms - wanted.from_ms) // wanted.step_ms] += 1
                     topics[topic] += 1
             after = (records.at_ms[-1], records.numbers[-1])
@@ -333,6 +294,7 @@ class ScheduleRequests:
             raise InvalidRequest("a recurring schedule is deleted by recurring.delete")
         if record.name not in state.recurring and len(state.recurring) >= RECURRING_MAX:
             raise Conflict(f"there are {RECURRING_MAX} recurring schedules already")
+        self._broker.publishing.check_body(record.topic, len(record.body))
         self._broker.check_writable()
         self._store(session, request_id, record)
 
@@ -344,9 +306,7 @@ class ScheduleRequests:
         reply(session, request_id, {"recurring": records})
 
     def _described(self, record: Recurring) -> dict[str, object]:
-        now_ms = self._broker.clock.now_ms()
-        last_ms = self._scheduling.state.last_runs.get(record.name, 0)
-        next_ms = last_ms if last_ms > now_ms else record.next_run(now_ms)
+        next_ms = self._scheduling.intake.deciding.recurring.next_ms(record)
         if len(record.body) > BODY_BYTES_SHOWN:
             record = msgspec.structs.replace(record, body=record.body[:BODY_BYTES_SHOWN])
         told: dict[str, object] = msgspec.to_builtins(record)
@@ -403,22 +363,18 @@ def _listed(records: Records, row: int) -> dict[str, object]:
     }
 
 
+def _told(found: Found, done: str, offset: int | None) -> dict[str, object]:
+    """Return what is answered for one id or key; `done` is the word for what waited."""
+    states = {"waiting": done, "unknown": "not_found"}
+    told: dict[str, object] = {"id": found.number, "state": states.get(found.state, found.state)}
+    if found.topic:
+        told |= {"topic": found.topic, "at_ms": found.at_ms}
+    if offset is not None:
+        told["offset"] = offset
+    return told
+
+
 def _one(number: int | None, unique: str | None) -> tuple[list[int], list[str]]:
     if (number is None) == (unique is None):
         raise InvalidRequest("name either an id or a unique key")
     return ([] if number is None else [number]), ([] if unique is None else [unique])
-
-
-def _find_fired(broker: Broker, span: Span, at_ms: int, number: int) -> tuple[int | None, bool]:
-    """Return the offset of a schedule id, and whether what comes after it was reached."""
-    entries = broker.log.read(span, wait=True)
-    assert entries is not None
-    for entry in entry_heads(entries):
-        offset, start = entry.base_offset, entry.body_position
-        for at, header in batches_of(entries, start, start + entry.body_bytes):
-            if header.producer_id == FIRED and header.time_ms >= at_ms:
-                ids = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX).schedule_ids or []
-                if number in ids:
-                    return offset + ids.index(number), True
-            offset += header.count
-    return None, False

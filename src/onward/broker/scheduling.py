@@ -5,30 +5,39 @@
     fire     what is due, in order: ordinary messages, one commit a step      here
     decide   cancel, move, replace: between two steps, so that the answer is exact   `deciding`
 
-A step takes what is due and holds the lock until it is durable; decisions hold it too. So whatever
-is asked about a message is asked before or after it fired, never meanwhile. Nothing fires early: no
-entry gets an earlier time than what was taken as due, and the clock is believed only as far as time
-has really passed (`onward.schedule.time`).
+A step takes what is due, and the lock is held until it is durable; decisions hold it too. So
+whatever is asked about a message is asked before or after it fired, never meanwhile. Steps overlap:
+while one is being written, the next ones are read and join the next commit, in order.
+
+    commit 7   ├──── step 3 ────┤
+    commit 8   · take · take ·  ├──── step 4 ────┤      one commit, one step
+
+A commit may be torn by a crash, and within it the order is by topic. So what shares a commit has
+one step number, and a new number means that everything of the one before is in the log. Nothing
+fires early: no entry gets an earlier time than what was taken as due, and the clock is believed
+only as far as time has really passed (`onward.schedule.time`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from onward.broker.inside import Inside
 from onward.broker.joining import on_loop
 from onward.broker.outcomes import Done
 from onward.broker.schedule_files import ScheduleFiles, TooLarge
 from onward.broker.schedule_intake import Accepted, ScheduleIntake
+from onward.durations import format_duration, format_instant
 from onward.errors import Corruption, InvalidRequest, OnwardError
 from onward.schedule.order import Order, Taken
 from onward.schedule.record import Records, encode_fired
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
-from onward.schedule.time import SteadyTime
+from onward.schedule.time import JUMP_MS_MIN, SteadyTime
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
@@ -45,7 +54,57 @@ BATCH_BYTES_MAX = 512 << 10
 LOOK_AGAIN_S = 1.0
 """The clock is looked at so often at least: it may have jumped."""
 FAILED_PAUSE_S = 1.0
+OVERLAP_PAUSE_S = 0.004
+"""Between two takes that join the same commit: one in each millisecond would cost too much."""
+OVERLAP_MAX = 16
 DUE_COUNT_MS = 1_000
+
+
+class Turns(asyncio.Lock):
+    """A lock whose holder can see that others wait for it, and end what it could go on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting_count = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return True if somebody waits for the lock."""
+        return self._waiting_count > 0
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for the lock, as others can see."""
+        self._waiting_count += 1
+        try:
+            return await super().acquire()
+        finally:
+            self._waiting_count -= 1
+
+
+class Step:
+    """Rows that were taken and are on their way to the disk."""
+
+    __slots__ = ("_waits", "commit", "is_plain", "late_ms", "size", "stored", "taken")
+
+    def __init__(
+        self, taken: Taken, waits: list[asyncio.Future[None]], *, commit: int, size: int,
+        late_ms: int, is_plain: bool,
+    ) -> None:  # fmt: skip
+        self.taken = taken
+        self._waits = waits
+        # All of them, so that no error is left behind: they share one commit and its end.
+        self.stored = asyncio.gather(*waits, return_exceptions=True)
+        self.commit = commit
+        self.size = size
+        self.late_ms = late_ms
+        self.is_plain = is_plain
+        """Nothing was cancelled: all of the step is in one commit, and fails with it or not."""
+
+    def check(self) -> None:
+        """Raise why the step was not stored, if that is known."""
+        for wait in self._waits:
+            if wait.done() and (error := wait.exception()) is not None:
+                raise error
 
 
 class Scheduling:
@@ -59,7 +118,7 @@ class Scheduling:
             wall_ms=broker.clock.now_ms(), steady_ms=broker.clock.monotonic_ms(),
             hold_ms_max=broker.settings.schedule.jump_hold_ms,
         )  # fmt: skip
-        self.lock = asyncio.Lock()
+        self.lock = Turns()
         self.inside = Inside()
         self.order = Order(last=state.last)
         # Whatever the clock says: what is scheduled from now on comes after what has been taken.
@@ -71,7 +130,10 @@ class Scheduling:
         self._alarm = asyncio.Event()
         self._step_rows = STEP_ROWS_MIN
         self._step_number = state.step
+        self._step_commit = -1
+        """The commit that the newest step joined: what joins the same one is a part of it."""
         self.fired_count = 0
+        self._stored_count = 0
         self.due_count = 0
         """How many are due and have not fired: in a crowd about, counted once a second."""
         self._due_counted_ms = 0
@@ -79,10 +141,23 @@ class Scheduling:
         """How many were taken and are being fired: they wait until that is durable."""
         self.late_ms_last = 0
         self.late_ms_max = 0
+        self._check_clock()
         self.files.open()
         self.intake.deciding.recurring.begin()
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
+
+    def _check_clock(self) -> None:
+        """Warn when the log has later times than the clock: no entry gets an earlier time."""
+        newest_ms = max(self._broker.log.tail.last_time_ms, self.state.last[0])
+        behind_ms = newest_ms - self._broker.clock.now_ms()
+        if behind_ms > JUMP_MS_MIN:
+            logger.warning(
+                "the clock is %s behind the newest entry of the log (%s): what is scheduled now, "
+                "even with a delay of a second, fires when the clock has reached that time. "
+                "Set the clock and restart the broker",
+                format_duration(behind_ms), format_instant(newest_ms),
+            )  # fmt: skip
 
     # --- what is stored ----------------------------------------------------------------------
 
@@ -98,6 +173,7 @@ class Scheduling:
                     accepted.first_number, accepted.time_ms = number, entry.time_ms
                     self._fold(accepted)
                     self._arrived.append(accepted)
+                    self._stored_count += 1
                 number += publish[3]
         if self._arrived and not self.lock.locked():
             self.take_in()
@@ -124,7 +200,7 @@ class Scheduling:
             async with self.lock:
                 self.take_in()
                 try:
-                    await self._step()
+                    await self._fire_due()
                 except (OnwardError, OSError) as error:
                     logger.warning("firing failed and will be tried again: %s", error)
                     if isinstance(error, Corruption):
@@ -139,10 +215,7 @@ class Scheduling:
         clock = self._broker.clock
         jump_ms = self.time.jump_ms(clock.now_ms(), clock.monotonic_ms())
         if jump_ms:
-            logger.warning(
-                "the clock jumped by %+d ms: what is scheduled follows the time that has passed "
-                "until the new time is believed", jump_ms,
-            )  # fmt: skip
+            logger.warning(_jump_text(jump_ms, hold_ms_max=self.time.hold_ms_max))
         return self.time.now_ms(clock.now_ms(), clock.monotonic_ms())
 
     async def _until_due(self) -> None:
@@ -175,69 +248,166 @@ class Scheduling:
         is_coming = bool(self._arrived) or self.intake.is_busy
         return is_due or is_coming or self.lock.locked() or self.files.is_at_work
 
-    async def _step(self) -> None:
-        """Take what is due, and fire it with one commit."""
-        if self._broker.publishing.is_stopping or self._broker.failure is not None:
-            return
+    async def _fire_due(self) -> None:
+        """Fire what is due in overlapping steps, until nothing is left or others want the lock."""
+        in_flight: deque[Step] = deque()
+        try:
+            step = await self._begin_step(in_flight)
+            while step is not None:
+                in_flight.append(step)
+                step = await self._next_step(in_flight)
+        except asyncio.CancelledError:
+            # The broker ends: a commit that is not done by now may never be.
+            raise
+        except BaseException:
+            await self._settle(in_flight)
+            raise
+        await self._settle(in_flight)
+
+    async def _next_step(self, in_flight: deque[Step]) -> Step | None:
+        """Begin a step while others are being written; None when these must be settled first."""
+        publishing = self._broker.publishing
+        while True:
+            await asyncio.sleep(0)  # a commit that can begin now has begun after this
+            if publishing.commit_count == in_flight[-1].commit or not _has_room(in_flight):
+                await self._finish_stored(in_flight, wait_s=OVERLAP_PAUSE_S)
+            if not self._may_overlap(in_flight):
+                return None
+            if _has_room(in_flight):
+                self.take_in()
+                self.files.tend()
+                step = await self._begin_step(in_flight)
+                if step is not None:
+                    return step
+            await self._finish_stored(in_flight, wait_s=0.001)
+            if not in_flight:
+                return None
+
+    def _may_overlap(self, in_flight: deque[Step]) -> bool:
+        is_running = self._broker.failure is None and not self._is_stopped
+        is_free = is_running and not self.lock.is_wanted
+        return is_free and bool(in_flight) and all(step.is_plain for step in in_flight)
+
+    async def _finish_stored(self, in_flight: deque[Step], *, wait_s: float) -> None:
+        """Wait a moment for the first step, and finish those that are durable."""
+        if in_flight:
+            await asyncio.wait([in_flight[0].stored], timeout=wait_s)
+        while in_flight and in_flight[0].stored.done():
+            await self._finish_first(in_flight)
+
+    async def _settle(self, in_flight: deque[Step]) -> None:
+        """Wait until every step is durable."""
+        while in_flight:
+            await asyncio.wait([in_flight[0].stored])
+            await self._finish_first(in_flight)
+
+    async def _finish_first(self, in_flight: deque[Step]) -> None:
+        """Finish the first step. If it failed, those after it did too: their rows wait again."""
+        try:
+            self._finish(in_flight[0])
+        except Exception:
+            await asyncio.wait([step.stored for step in in_flight])
+            while in_flight:
+                await self._give_back(in_flight.pop().taken)
+            raise
+        in_flight.popleft()
+
+    async def _begin_step(self, in_flight: deque[Step]) -> Step | None:
+        """Take what is due and hand it to the next commit; None when there is nothing now."""
+        publishing = self._broker.publishing
+        if publishing.is_stopping or self._broker.failure is not None:
+            return None
         bound_ms = self.now_ms()
         head_ms = self.order.next_ms()
         if head_ms is None or head_ms > bound_ms:
-            return
-        publishing = self._broker.publishing
-        if publishing.under_way_ms is not None:
+            return None
+        if (scheduled_ms := publishing.scheduled_under_way_ms) is not None:
             # What is just being written may be due as well: it must not come after its time.
-            bound_ms = min(bound_ms, publishing.under_way_ms - 1)
+            bound_ms = min(bound_ms, scheduled_ms - 1)
         publishing.time_ms_min = max(publishing.time_ms_min, bound_ms)
-        limit = self._step_rows
-
-        def take() -> Taken:
-            taken = self.order.take(now_ms=bound_ms, limit=limit)
-            self._firing_count = len(taken)
-            return taken
-
-        taken = await self._broker.in_thread(take)
-        if not len(taken):
-            await asyncio.sleep(0.001)
-            return
         try:
-            await self._count_due(bound_ms, len(taken), is_all=len(taken) < limit)
-            await self._fire(taken)
+            taken, records = await self._take(bound_ms, limit=self._step_rows)
         except TooLarge as enough:
             self._step_rows = max(1, enough.count)
-            await self._broker.in_thread(lambda: self.order.give_back(taken))
+            return None
+        if not len(taken):
+            await asyncio.sleep(0.001)
+            return None
+        try:
+            await self._count_due(bound_ms, is_all=len(taken) < self._step_rows)
+            # Without any wait in between: nothing may be stored behind a step that was not.
+            for step in in_flight:
+                step.check()
+            return self._fire(taken, records)
         except BaseException:
-            await self._broker.in_thread(lambda: self.order.give_back(taken))
+            await self._give_back(taken)
             raise
-        finally:
-            self._firing_count = 0
 
-    async def _count_due(self, now_ms: int, taken: int, *, is_all: bool) -> None:
-        """Know how many are due with what was just taken; where more are left, look seldom."""
+    async def _take(self, bound_ms: int, *, limit: int) -> tuple[Taken, Records]:
+        """Take the rows that are due, and read their messages; on an error they wait again."""
+        bytes_max = STEP_BYTES_MAX * 4
+
+        def take() -> tuple[Taken, Records | None]:
+            taken = self.order.take(now_ms=bound_ms, limit=limit)
+            self._firing_count += len(taken)
+            try:
+                return taken, self.files.records_of_runs(taken, bytes_max=bytes_max)
+            except BaseException:
+                self._put_back(taken)
+                raise
+
+        if self.order.is_in_memory(bound_ms):
+            taken, records = take()
+        else:
+            taken, records = await self._broker.in_thread(take)
+        if records is None:
+            try:
+                records = await self.files.records(taken, bytes_max=bytes_max)
+            except BaseException:
+                await self._give_back(taken)
+                raise
+        return taken, records
+
+    async def _give_back(self, taken: Taken) -> None:
+        await self._broker.in_thread(lambda: self._put_back(taken))
+
+    def _put_back(self, taken: Taken) -> None:
+        self._firing_count -= len(taken)
+        self.order.give_back(taken)
+
+    async def _count_due(self, now_ms: int, *, is_all: bool) -> None:
+        """Know how many are due with those being fired; where more are left, look seldom."""
+        firing = self._firing_count
         if is_all:
-            self.due_count = taken
-        elif self.due_count <= taken or now_ms - self._due_counted_ms >= DUE_COUNT_MS:
+            self.due_count = firing
+        elif self.due_count <= firing or now_ms - self._due_counted_ms >= DUE_COUNT_MS:
             self._due_counted_ms = now_ms
             left = await self._broker.in_thread(lambda: self.order.count_due(now_ms))
-            self.due_count = taken + left
+            self.due_count = firing + left
 
-    async def _fire(self, taken: Taken) -> None:
-        records = await self.files.records(taken, bytes_max=STEP_BYTES_MAX * 4)
+    def _fire(self, taken: Taken, records: Records) -> Step:
+        """Hand the messages of a step to the next commit."""
         size = sum(records.sizes())
         self._pace(size, len(taken))
         late_ms = self._broker.clock.now_ms() - taken.rows.at_ms[0]
-        if taken.before >= self.state.step_last:
+        commit = self._broker.publishing.commit_count
+        if taken.before >= self.state.step_last and commit != self._step_commit:
             # Not before: what a torn step has left is a part of that step still.
             self._step_number += 1
+        self._step_commit = commit
         pieces, waits = self._kept(records)
+        is_plain = not waits
         waits += [on_loop(partial(self._publish, topic, some)) for topic, some in pieces]
-        # All of them, so that no error is left behind: they share one commit and its end.
-        for error in await asyncio.gather(*waits, return_exceptions=True):
-            if error is not None:
-                raise error
-        self.state.finish_step(taken.last)
-        self.due_count = max(0, self.due_count - len(taken))
-        self.late_ms_last = late_ms
-        self.late_ms_max = max(self.late_ms_max, late_ms)
+        return Step(taken, waits, commit=commit, size=size, late_ms=late_ms, is_plain=is_plain)
+
+    def _finish(self, step: Step) -> None:
+        """Take note that a step is durable; raise what became of it otherwise."""
+        step.check()
+        self.state.finish_step(step.taken.last)
+        self._firing_count -= len(step.taken)
+        self.due_count = max(0, self.due_count - len(step.taken))
+        self.late_ms_last = step.late_ms
+        self.late_ms_max = max(self.late_ms_max, step.late_ms)
 
     def _pace(self, size: int, count: int) -> None:
         """Take so many the next time that a step has about the size that it should have."""
@@ -315,6 +485,20 @@ class Scheduling:
         arrived = sum(len(one.due_at_ms) for one in self._arrived)
         return self.order.waiting + self._firing_count + arrived
 
+    @property
+    def changes(self) -> tuple[int, int, int, int]:
+        """Return numbers of which one is different when what waits has changed."""
+        gone = self.state.cancelled.count, self.state.replaced.count
+        return self.fired_count, self._stored_count, *gone
+
+    def arrived_count(self, topics: Collection[str]) -> int:
+        """Return how many messages of these topics have arrived and are not in the order yet."""
+        return sum(
+            topic in topics and not self.state.is_gone(number)
+            for accepted in self._arrived
+            for number, topic in enumerate(accepted.topics, accepted.first_number)
+        )
+
     def status(self) -> dict[str, object]:
         """Return how the schedule is, as numbers."""
         head_ms = self.order.next_ms()
@@ -357,6 +541,27 @@ class Scheduling:
         await asyncio.wait([self._task])
         await self.intake.deciding.stop()
         await self.files.close()
+
+
+def _jump_text(jump_ms: int, *, hold_ms_max: int) -> str:
+    """Return what a jump of the clock means for the schedule."""
+    if jump_ms < 0:
+        return (
+            f"the clock went back by {format_duration(-jump_ms)}: waiting messages fire when the "
+            f"clock reaches their time again, and what is scheduled meanwhile fires when the clock "
+            f"has reached the newest time of the log"
+        )
+    return (
+        f"the clock jumped forward by {format_duration(jump_ms)}: messages fire by the time that "
+        f"really passes until the new time is believed, "
+        f"in {format_duration(min(jump_ms, hold_ms_max))}"
+    )
+
+
+def _has_room(in_flight: deque[Step]) -> bool:
+    """Return True if another step may be read: memory stays bounded."""
+    size = sum(step.size for step in in_flight)
+    return len(in_flight) < OVERLAP_MAX and size < STEP_BYTES_MAX
 
 
 def _in_pieces(records: Records) -> list[Records]:

@@ -1,6 +1,8 @@
 """A broker as a process: sockets, signals, exit codes.
 
 SIGTERM, SIGINT   stop in order: answer what was taken, leave a checkpoint, exit 0
+SIGHUP            the same: the terminal was closed
+folder deleted    exit 73 at once, within seconds
 the disk fails    exit 74 at once, with nothing answered that is not known to be durable
 a bug             exit 1 at once, just so, with its traceback in the log
 corruption        exit 5, with the command to run
@@ -25,12 +27,13 @@ from pathlib import Path
 from onward.broker.broker import Broker
 from onward.config import check
 from onward.errors import Corruption, InvalidRequest, Unavailable
-from onward.log.log import DiskFailed
+from onward.log.log import DiskFailed, FolderLost
 from onward.loops import run
 from onward.settings import Settings
 
 logger = logging.getLogger("onward.serve")
 
+EXIT_FOLDER_LOST = 73
 EXIT_DISK_FAILED = 74
 EXIT_BUG = 1
 EXIT_CORRUPTION = 5
@@ -57,6 +60,8 @@ def exit_code(error: Exception) -> int:
     """
     if isinstance(error, Corruption):
         return EXIT_CORRUPTION
+    if isinstance(error, FolderLost):
+        return EXIT_FOLDER_LOST
     return EXIT_DISK_FAILED if isinstance(error, DiskFailed) else EXIT_BUG
 
 
@@ -73,7 +78,7 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
     _limit_connections(broker, descriptors)
     servers = await _listen(broker, settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     _tune()
     ready(broker, servers[0].sockets[0].getsockname()[1])
@@ -85,7 +90,11 @@ async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> in
     logger.info("stopping")
     for server in servers:
         server.close()
-    await broker.stop()
+    try:
+        await broker.stop()
+    except FolderLost as error:
+        logger.critical("what is stored is gone: %s", error)
+        return EXIT_FOLDER_LOST
     _remove_socket(settings)
     return 0
 

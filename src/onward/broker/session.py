@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
+from onward.message.relative import REVISION
 from onward.protocol.connection import ServerConnection
 from onward.protocol.deliveries import decode_more
 from onward.protocol.frames import Kind, frame, frame_head
@@ -38,7 +38,6 @@ from onward.settings import Token
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
 
-logger = logging.getLogger("onward.session")
 
 # A reader that has this much unsent gets nothing more: so it holds one stretch of the log at most.
 SEND_BUFFER_BYTES = 64 << 10
@@ -184,6 +183,8 @@ class Session(asyncio.Protocol):
                     self._broker.consuming.settling.settle(self, request_id, payload)
                 case Kind.MORE:
                     self._broker.consuming.give(self, request_id, decode_more(payload))
+                case Kind.STARTED:
+                    self._broker.consuming.start(self, request_id, payload)
                 case Kind.CONSUME:
                     self._broker.consuming.joining.open(self, request_id, payload)
                 case Kind.REQUEST:
@@ -214,6 +215,7 @@ class Session(asyncio.Protocol):
             batch_bytes_max=settings.topics.batch_bytes_max,
             message_bytes_max=settings.topics.message_bytes_max,
             publishes_max=self._broker.publishes_max,
+            revision=REVISION,
         )
         self.write(self._connection.welcome(welcome))
 
@@ -251,7 +253,9 @@ class Session(asyncio.Protocol):
 
     def end(self, error: OnwardError) -> None:
         """Say why, and close. After a fault in the stream nothing it carries has a meaning."""
-        logger.info("session ended: %s (%s)", error, self.peer)
+        self._broker.session_events.write(
+            "session ended: %s (%s)", error, self.peer, now_ms=self._broker.now_monotonic_ms
+        )
         self.write(self._connection.fault(error))
         self.close()
 
@@ -320,6 +324,14 @@ def _into_nothing(output: bytes) -> None:
     """Nobody is there any more."""
 
 
+def _why_unknown(given: bytes, tokens: tuple[Token, ...]) -> str:
+    """Return the error for a token; a hint only for those who hold a whole one, name included."""
+    for known in tokens:
+        if hmac.compare_digest(given, f"{known.name}:{known.secret}".encode()):
+            return "the token is not known: send only its secret, the part after the colon"
+    return "the token is missing or not known"
+
+
 def _principal(token: str | None, tokens: tuple[Token, ...]) -> str:
     """Return whose token this is, in a time that says nothing about the tokens."""
     found = ""
@@ -328,5 +340,5 @@ def _principal(token: str | None, tokens: tuple[Token, ...]) -> str:
         if hmac.compare_digest(given, known.secret.encode()):
             found = known.name
     if not found:
-        raise Unauthenticated("the token is missing or not known")
+        raise Unauthenticated(_why_unknown(given, tokens))
     return found

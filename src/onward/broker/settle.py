@@ -5,9 +5,15 @@
     release ──────▶ ready again, nothing is counted                  renew ──▶ leased for longer
 
 Only who holds a lease can settle it: anything else is refused, row by row, and changes nothing.
-The answer comes when everything of the frame is durable. A member that dies has perhaps not even
-looked at what it held, so the first few times such a death makes no dead letter, whatever the
-policy of the group says.
+The answer comes when everything of the frame is durable.
+
+When a member dies or falls silent only what it had started counts as an attempt; the rest is
+ready again. What it had started when it died comes again alone, after a pause that grows. A dead
+letter is made only of a message with which a member died that had started nothing else: one that
+died in company may be innocent, so its last attempt does not count then.
+
+A member that never reports what it starts has perhaps not even looked at what it held, so the first
+few times its death makes no dead letter, whatever the policy of the group says.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from onward.broker.crew import Crew, Member
+from onward.broker.suspects import alone_after
 from onward.delivery.lease import Lease
 from onward.delivery.ranges import Range, count_of
+from onward.delivery.retry import death_pause_ms
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import InvalidRequest, OnwardError
 from onward.protocol.deliveries import (
@@ -82,6 +90,7 @@ class Settling:
                 )
         if member.is_waiting:
             self._consuming.go_on(member)
+        member.is_recalled = member.is_stuck = False
         for topic, ranges in timed.items():
             member.acked += sum([end - start for start, end, _ in ranges])
             self._consuming.outcomes.ack(member.crew.group.record.name, topic, member.name, ranges)
@@ -105,6 +114,8 @@ class Settling:
         if traces:
             self._consuming.outcomes.add(traces)
         if member is not None:
+            member.is_recalled = False
+            member.is_stuck = member.is_stuck and not traces
             self._consuming.go_on(member)
             self._consuming.set_alarm(member.crew)
         self._answer(session, request_id, refused, has_rows=bool(traces))
@@ -189,14 +200,51 @@ class Settling:
 
     # --- what happens when they say nothing --------------------------------------------------
 
-    def lose(self, crew: Crew, lease: Lease, did: Literal["expired", "lost"]) -> None:
-        """Give back what a lease holds that ran out, or whose member died: an attempt it was."""
-        source = crew.sources.get(lease.topic)
-        ranges = list(lease.ranges)
+    def expire(self, crew: Crew, lease: Lease) -> None:
+        """Give back what a lease holds that ran out: an attempt, as far as it was started."""
+        if lease.topic not in crew.sources or not lease.ranges:
+            return
+        self._say_expired(crew, lease)
+        if lease.unstarted and crew.group.record.mode in ("exclusive", "ordered"):
+            self._consuming.hold(crew.group.record.name)
+        self._lose(crew, lease, "expired")
+
+    def lose_all(self, crew: Crew, leases: list[Lease]) -> None:
+        """Give back what a member held that died."""
+        company = sum(count_of(lease.started) for lease in leases)
+        for lease in leases:
+            if lease.reports:
+                self._die(crew, lease, company)
+            else:
+                self._lose(crew, lease, "lost")
+
+    def _die(self, crew: Crew, lease: Lease, company: int) -> None:
+        """Let what a member had started come again alone, unless that was its last attempt."""
+        self._consuming.give_back(crew, lease.topic, lease.unstarted)
+        source, started = crew.sources.get(lease.topic), lease.started
+        if source is None or not started:
+            return
+        limit, now_ms = crew.group.record.retry.limit, self._broker.clock.now_ms()
+        rows = []
+        for attempt, some in _by_attempt(source.share.grants(started)):
+            is_last = attempt >= limit
+            if is_last and company == 1:
+                cause = f"member {lease.member!r} died with it alone, attempt {attempt} of {limit}"
+                rows.append(self._dead(crew, lease, (attempt, some), cause))
+                continue
+            rows.append(
+                self._row(
+                    "lost", crew, lease, some, attempt=attempt - is_last, counted=not is_last,
+                    due_at_ms=now_ms + death_pause_ms(attempt), alone=alone_after(company),
+                )
+            )  # fmt: skip
+        self._consuming.outcomes.add(rows)
+
+    def _lose(self, crew: Crew, lease: Lease, did: Literal["expired", "lost"]) -> None:
+        self._consuming.give_back(crew, lease.topic, lease.unstarted)
+        source, ranges = crew.sources.get(lease.topic), lease.started
         if source is None or not ranges:
             return
-        if did == "expired":
-            self._say_expired(crew, lease)
         limit = max(crew.group.record.retry.limit, DEATHS_MAX)
         rows = []
         for attempt, some in _by_attempt(source.share.grants(ranges)):
@@ -226,12 +274,13 @@ class Settling:
         self, did: str, crew: Crew, lease: Lease, ranges: list[Range], *, attempt: int,
         counted: bool = True,
         due_at_ms: int = 0,
+        alone: int = 0,
         cause: str = "",
     ) -> Trace:  # fmt: skip
         return Trace(
             did=did, at_ms=self._broker.clock.now_ms(), group=crew.group.record.name,
             topic=lease.topic, ranges=tuple(ranges), member=lease.member, attempt=attempt,
-            counted=counted, due_at_ms=due_at_ms, cause=short_cause(cause),
+            counted=counted, due_at_ms=due_at_ms, alone=alone, cause=short_cause(cause),
         )  # fmt: skip
 
 

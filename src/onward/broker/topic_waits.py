@@ -63,6 +63,8 @@ class TopicWaits:
         wanted = decode_fields(payload, TopicWait)
         catalogue = self._broker.catalogue
         ends = {catalogue.find_readable(name): end for name, end in wanted.ends.items()}
+        for topic in ends:
+            topic.uses += 1
         watch = Watch(session, request_id, ends)
         if not wanted.wait_ms or any(topic.next_offset > end for topic, end in ends.items()):
             self._answer(watch)

@@ -13,6 +13,7 @@ Exit codes are the ones of ExitCode, and documented in docs/reference/cli.md.
 
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ import click
 
 import onward
 from onward.cli.output import printable
-from onward.errors import Corruption, OnwardError, OutcomeUnknown, Unavailable
+from onward.errors import Conflict, Corruption, OnwardError, OutcomeUnknown, Unavailable
 
 COMMANDS = {
     "serve": "Run a broker.",
@@ -37,11 +38,11 @@ COMMANDS = {
     "groups": "List the groups: how far they are, who is there, what waits and what is dead.",
     "group": "Show, create, change, pause, move and delete one group.",
     "schedule": "List, show, cancel and move what waits for its time, and show the calendar.",
-    "recurring": "List, set, pause, resume and delete messages that come again.",
+    "recurring": "List, show, set, pause, resume and delete messages that come again.",
     "dead": "List, redrive, export and purge the dead letters of a group.",
     "find": "Find messages of a topic by key, trace id, header, text and time, or one by its id.",
     "explain": "Tell what happened to a message: who published it, and how it went in every group.",
-    "sql": "Ask in SQL about messages and what became of them.",
+    "sql": "Ask in SQL about messages and what became of them; without QUERY at a prompt.",
     "pipeline": "Archive, ask, replay and load messages with Spark.",
     "top": "Show live what a broker does: rates, backlogs, members, leases that ran out.",
     "status": "Show how a broker is: its log, its disk, its connections, its counts.",
@@ -51,6 +52,10 @@ COMMANDS = {
     "demo": "Show what Onward does, in less than a minute, and verify it.",
 }
 """Name and short help of every command, in the order of the help page."""
+
+
+# click says "integer range" to people who mistyped a number.
+_NOT_A_NUMBER = re.compile(r"is not a valid (integer|float)( range)?")
 
 
 class ExitCode(IntEnum):
@@ -63,6 +68,7 @@ class ExitCode(IntEnum):
     OUTCOME_UNKNOWN = 4
     CORRUPTION = 5
     UNSETTLED = 6
+    CONFLICT = 7
     DISK_FAILED = 74
     INTERRUPTED = 130
 
@@ -73,8 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a character gets its number, not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if "_ONWARD_COMPLETE" in os.environ:
+        sys.exit(_complete(os.environ["_ONWARD_COMPLETE"]))
     code = run(sys.argv[1:] if arguments is None else arguments)
     sys.exit(code)
+
+
+def _complete(instruction: str) -> int:
+    """Print what a shell asks for: the script to source, or the words that fit."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(root, {"obj": {}}, "onward", "_ONWARD_COMPLETE", instruction)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -186,7 +201,7 @@ def _describe(error: BaseException) -> tuple[str, ExitCode]:
             return "", ExitCode.INTERRUPTED
         case click.UsageError():
             path = error.ctx.command_path if error.ctx else "onward"
-            text = error.format_message().rstrip(".")
+            text = _NOT_A_NUMBER.sub("is not a number", error.format_message()).rstrip(".")
             return f"{text[:1].lower()}{text[1:]} (see '{path} --help')", ExitCode.USAGE
         case click.ClickException():
             return error.format_message(), ExitCode.FAILED
@@ -205,6 +220,8 @@ def _family(error: OnwardError) -> ExitCode:
             return ExitCode.OUTCOME_UNKNOWN
         case Corruption():
             return ExitCode.CORRUPTION
+        case Conflict() if error.command:
+            return ExitCode.CONFLICT
     return ExitCode.FAILED
 
 

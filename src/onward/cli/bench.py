@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(min=1), help="Messages (or topics) to work with.")
 @click.option("--bytes", "log_bytes", metavar="SIZE", help="Size of the log for recovery.")
 @click.option("--repeat", type=click.IntRange(min=1), help="Rounds; the figure is their median.")
+@click.option(
+    "--busy",
+    type=click.Choice(["cpu", "disk"]),
+    help="Keep all cores or the disk busy meanwhile (delay-lateness only).",
+)
 @click.option("--folder", metavar="FOLDER", help="Where all servers put their files.")
 @click.option("--keep", is_flag=True, help="Leave the files of the servers there.")
 def command(
@@ -36,6 +41,7 @@ def command(
     count: int | None,
     log_bytes: str | None,
     repeat: int | None,
+    busy: str | None,
     folder: str | None,
     keep: bool,
 ) -> None:
@@ -47,6 +53,8 @@ def command(
         rows = [{"name": bench, "measures": text} for bench, text in BENCHES.items()]
         print_rows(rows, columns=["name", "measures"], as_json=as_json)
         return
+    if busy is not None and name != "delay-lateness":
+        raise click.UsageError("--busy is an option of delay-lateness only")
     from onward.bench.report import Options
 
     options = Options(
@@ -55,6 +63,7 @@ def command(
         seconds=seconds,
         count=count,
         repeat=repeat,
+        busy=busy,
         log_bytes=None if log_bytes is None else parse_size_bytes(log_bytes),
         keep=keep,
         say=lambda text: click.echo(text, err=True),

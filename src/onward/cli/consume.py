@@ -6,6 +6,8 @@ coroutine, unlike other commands, so that the acks of all that was shown share o
 
     text   id, time, key, body on one line, and the attempt if it is not the first
     json   one object per line; a body that is not UTF-8 as `body_base64`
+    body   the body and a line break; on a terminal control characters are escaped
+    raw    the bytes of the bodies as they are, never on a terminal
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from typing import Any
 
 import click
 
-from onward.cli.options import json_option
+import onward
+from onward.cli.created import missing_topics_async, no_create_option, note_created, refuse_missing
 from onward.cli.output import print_json, print_line, printable
 from onward.cli.params import DURATION, START, ConnectAsync, async_client_options
-from onward.cli.read import as_record
+from onward.cli.read import as_record, chosen_format, format_options, write_bodies
 from onward.cli.wishes import as_wish, wish_options
+from onward.client.consumer import Consumer
 from onward.client.delivery import Delivery
 from onward.durations import format_instant
-from onward.errors import LeaseLost
+from onward.errors import LeaseLost, UnknownGroup
 
 _FETCH_MAX = 1_000
 _PATIENCE_MS = 10_000
@@ -49,7 +53,8 @@ _PATIENCE_MS = 10_000
 @click.option(
     "--ack/--no-ack", default=True, help="Ack what was written, or give it back at the end."
 )
-@json_option
+@no_create_option
+@format_options
 @async_client_options
 async def command(
     *,
@@ -62,6 +67,8 @@ async def command(
     count: int | None,
     wait_ms: int | None,
     ack: bool,
+    no_create: bool,
+    form: str,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -70,36 +77,63 @@ async def command(
     Example:  onward consume orders --group billing --count 10
     """
     wish = as_wish(given)
+    form = chosen_format(form, as_json=as_json)
     if not ack and count is None:
         raise click.UsageError(
             "--no-ack holds what it shows: say how much with --count", click.get_current_context()
         )
-    left = count
-    async with (
-        connect() as mq,
-        mq.consume(
+    async with connect(create=not no_create) as mq:
+        missing = await missing_topics_async(mq, topics), await _missing_groups(mq, group)
+        if no_create:
+            refuse_missing(*missing)
+        consumer = mq.consume(
             topics, group=group, member=member, start=start, refuse=refuse, **wish
-        ) as consumer,
-    ):
-        while left is None or left > 0:
-            asked = _FETCH_MAX if left is None else min(left, _FETCH_MAX)
-            patience_ms = _PATIENCE_MS if wait_ms is None else wait_ms
-            deliveries = await consumer.fetch(asked, wait=patience_ms)
-            if not deliveries and wait_ms is not None:
-                return
-            _write(deliveries, as_json=as_json)
-            if ack:
-                await _ack(deliveries)
-            if left is not None:
-                left -= len(deliveries)
+        )
+        async with consumer:
+            note_created(*missing)
+            held = await _consume(consumer, form, count=count, wait_ms=wait_ms, ack=ack)
+    # Until here, so that leaving gives back what is not acked, as it was asked to.
+    del held
 
 
-def _write(deliveries: Sequence[Delivery], *, as_json: bool) -> None:
+async def _missing_groups(mq: onward.Client, name: str) -> list[str]:
+    try:
+        await mq.group(name)
+    except UnknownGroup:
+        return [name]
+    return []
+
+
+async def _consume(
+    consumer: Consumer, form: str, *, count: int | None, wait_ms: int | None, ack: bool
+) -> list[Delivery]:
+    """Show messages until there were enough or nothing came for long; return what is not acked."""
+    left = count
+    held: list[Delivery] = []
+    while left is None or left > 0:
+        asked = _FETCH_MAX if left is None else min(left, _FETCH_MAX)
+        patience_ms = _PATIENCE_MS if wait_ms is None else wait_ms
+        deliveries = await consumer.fetch(asked, wait_ms=patience_ms)
+        if not deliveries and wait_ms is not None:
+            break
+        _write(deliveries, form)
+        if ack:
+            await _ack(deliveries)
+        else:
+            held += deliveries
+        if left is not None:
+            left -= len(deliveries)
+    return held
+
+
+def _write(deliveries: Sequence[Delivery], form: str) -> None:
+    if form in ("body", "raw"):
+        write_bodies([delivery.body for delivery in deliveries], form)
     for delivery in deliveries:
-        if as_json:
+        if form == "json":
             record = as_record(delivery)
             print_json(record | {"group": delivery.group, "attempt": delivery.attempt})
-        else:
+        elif form == "text":
             print_line(_line(delivery))
     sys.stdout.flush()
 

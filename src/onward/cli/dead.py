@@ -1,4 +1,4 @@
-"""`onward dead`: the dead letters of a group; list, deliver again, export, purge.
+"""`onward dead`: the dead letters of a group; list (also of all), deliver again, export, purge.
 
 `redrive` and `purge` count first and ask; `--dry-run` only counts, `--yes` does not ask. Without
 IDs, --topic and --text they mean all dead letters of the group.
@@ -6,6 +6,7 @@ IDs, --topic and --text they mean all dead letters of the group.
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import click
 import onward
 from onward.cli.group import Which, dry_run_option, yes_option
 from onward.cli.options import json_option
-from onward.cli.output import counted, print_json, print_line, print_rows
+from onward.cli.output import counted, print_json, print_line, print_rows, printable
 from onward.cli.params import WHICH, Connect, client_options, confirm
 from onward.cli.read import as_record
 from onward.client.groups import DeadLetterDescription
@@ -45,8 +46,9 @@ def _choice(decorated: _Command) -> _Command:
 
 
 @command.command("list")
-@click.argument("group")
+@click.argument("group", required=False)
 @_choice
+@click.option("--bodies", is_flag=True, help="Show the bodies of the messages as well.")
 @click.option(
     "--limit", type=click.IntRange(1), default=100, metavar="N",
     help="How many at most. [default: 100]",
@@ -56,24 +58,35 @@ def _choice(decorated: _Command) -> _Command:
 def list_dead(
     *,
     connect: Connect,
-    group: str,
+    group: str | None,
     topic: str | None,
     text: str | None,
+    bodies: bool,
     limit: int,
     as_json: bool,
 ) -> None:
-    """List the dead letters of a group: what, when, after how many attempts, why.
+    """List the dead letters of a group, or of all: what, when, after how many attempts, why.
 
     Example:  onward dead list billing --text "no such order"
     """
     with connect() as mq:
-        letters = list(islice(mq.dead_letters(group, topic=topic, text=text), limit))
-        count = mq.group(group).dead
+        groups = [mq.group(group)] if group else [one for one in mq.groups() if one.dead]
+        letters: list[tuple[str, DeadLetterDescription]] = []
+        for one in groups:
+            page = islice(
+                mq.dead_letters(one.group, topic=topic, text=text, messages=bodies),
+                limit - len(letters),
+            )
+            letters += [(one.group, letter) for letter in page]
+            # It ends before the client closes.
+            del page
+    count = sum(one.dead for one in groups)
     if as_json:
-        for letter in letters:
-            print_json(_record(letter, group))
+        for name, letter in letters:
+            print_json(_record(letter, name))
         return
-    print_rows(map(_row, letters), columns=_COLUMNS)
+    columns = [*([] if group else ["group"]), *_COLUMNS, *(["body"] if bodies else [])]
+    print_rows([_row(letter, name) for name, letter in letters], columns=columns)
     if len(letters) == limit < count:
         print_line(f"{len(letters):,} of {count:,}")
 
@@ -133,16 +146,27 @@ def _settle(
         raise click.UsageError(
             "IDs name their topic: --topic does not fit", click.get_current_context()
         )
+    # What is gone is printed below, once.
+    logging.getLogger("onward.client").setLevel(logging.ERROR)
     with connect() as mq:
+        # A purge means them all, a redrive those whose message is still there.
+        asked = _count(mq, "purge", group, ids, topic, text, dry_run=True)
         count = _count(mq, verb, group, ids, topic, text, dry_run=True)
         if not dry_run and count:
             confirm(f"{verb} {counted(count, 'dead letter')} of group {group!r}?", yes=yes)
             count = _count(mq, verb, group, ids, topic, text, dry_run=False)
+        gone = asked - count
     if as_json:
-        print_json({"group": group, "count": count, "dry_run": dry_run})
+        said_gone = {"gone": gone} if gone else {}
+        print_json({"group": group, "count": count, **said_gone, "dry_run": dry_run})
     else:
         said = "would be " if dry_run else ""
         print_line(f"{counted(count, 'dead letter')} {said}{done}")
+        if gone:
+            print_line(
+                f"{gone} cannot be redriven: the message is gone from the log "
+                f"(`onward dead purge {group}` forgets it)"
+            )
 
 
 def _count(
@@ -168,9 +192,10 @@ def _record(letter: DeadLetterDescription, group: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _row(letter: DeadLetterDescription) -> dict[str, object]:
-    cause = letter.cause
+def _row(letter: DeadLetterDescription, group: str) -> dict[str, object]:
+    cause, message = letter.cause, letter.message
     return {
+        "group": group, "body": "(gone)" if message is None else printable(message.body),
         "id": letter.id, "died": format_instant(letter.died_at_ms), "attempts": letter.attempts,
         "member": letter.member,
         "cause": cause if len(cause) <= _CAUSE_WIDTH else f"{cause[: _CAUSE_WIDTH - 1]}…",

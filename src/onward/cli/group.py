@@ -6,30 +6,34 @@ would happen and asks; `--dry-run` only counts, `--yes` does not ask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import click
+import msgspec
 
 import onward
-from onward.cli.groups import age, as_record, position_row, state_of
+from onward.cli.created import missing_topics, no_create_option, note_created, refuse_missing
+from onward.cli.groups import age, as_record, position_row, retention_columns, state_of
 from onward.cli.options import json_option
 from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import START, WHICH, Connect, client_options, confirm
 from onward.cli.read import as_line
 from onward.cli.read import as_record as message_record
 from onward.cli.wishes import as_wish, wish_options
-from onward.client.groups import GroupDescription, MemberDescription, ShareDescription
+from onward.client.groups import GroupCounts, GroupDescription, MemberDescription, ShareDescription
 from onward.clock import SystemClock
 from onward.delivery.retry import LADDER_MS, RetryPolicy
 from onward.durations import format_duration, format_instant
+from onward.errors import InvalidRequest
 
 Which = tuple[str, range]
 
 _TOPICS = ["topic", "cursor", "end", "backlog", "oldest", "ready", "waiting", "leased", "dead"]
 _MEMBERS = [
-    "member", "state", "client", "host", "leased", "credit", "acked", "retried", "expired",
-    "rate",
+    "member", "function", "state", "client", "host", "pid", "leased", "credit", "acked", "retried",
+    "expired", "rate",
 ]  # fmt: skip
 _POSITIONS = ["member", "state", "topic", "offset", "end", "backlog", "oldest"]
 _UNKNOWN = "unknown: only the member knows; it keeps its position in a file, or has no name"
@@ -63,7 +67,9 @@ def show(*, connect: Connect, group: str, as_json: bool) -> None:
     Example:  onward group show billing
     """
     with connect() as mq:
-        _print_group(mq.group(group), as_json=as_json)
+        found = mq.group(group)
+        counts = None if found.mode == "broadcast" else mq.group_counts(group)
+        _print_group(found, counts=counts, as_json=as_json)
 
 
 @command.command()
@@ -74,6 +80,7 @@ def show(*, connect: Connect, group: str, as_json: bool) -> None:
     help="earliest, latest, an offset, 10m (ago) or 2026-11-16T10:00Z. [default: earliest]",
 )  # fmt: skip
 @wish_options
+@no_create_option
 @json_option
 @client_options
 def create(
@@ -82,6 +89,7 @@ def create(
     group: str,
     topics: tuple[str, ...],
     start: str | int | datetime | None,
+    no_create: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -90,8 +98,13 @@ def create(
     Example:  onward group create billing orders --mode ordered --retry fixed:10s:5
     """
     wish = as_wish(given)
-    with connect() as mq:
-        _print_group(mq.create_group(group, topics, start=start, **wish), as_json=as_json)
+    with connect(create=not no_create) as mq:
+        missing = missing_topics(mq, topics)
+        if no_create:
+            refuse_missing(missing)
+        created = mq.create_group(group, topics, start=start, **wish)
+    note_created(missing)
+    _print_group(created, as_json=as_json)
 
 
 @command.command()
@@ -100,20 +113,25 @@ def create(
 @click.option(
     "--add-topic", "topics", multiple=True, metavar="TOPIC", help="Consume this topic as well."
 )
+@click.option(
+    "--remove-topic", "removed", multiple=True, metavar="TOPIC",
+    help="Consume this topic no more, and forget the group's position, retries and dead letters.",
+)  # fmt: skip
 @json_option
 @client_options
 def change(
-    *, connect: Connect, group: str, topics: tuple[str, ...], as_json: bool, **given: Any
-) -> None:
+    *, connect: Connect, group: str, topics: tuple[str, ...], removed: tuple[str, ...],
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
     """Change what is given of a group, and leave the rest.
 
     Example:  onward group change billing --lease 2m --retry 10s,1m,5m
     """
     wish = as_wish(given)
-    if not topics and all(value is None for value in wish.values()):
+    if not topics and not removed and all(value is None for value in wish.values()):
         raise click.UsageError("nothing to change", click.get_current_context())
     with connect() as mq:
-        changed = mq.change_group(group, add_topics=topics, **wish)
+        changed = mq.change_group(group, add_topics=topics, remove_topics=removed, **wish)
         _print_group(changed, as_json=as_json)
 
 
@@ -173,14 +191,19 @@ def resume(*, connect: Connect, group: str, as_json: bool) -> None:
 @click.argument("group")
 @click.argument("member")
 @click.option("--offline/--online", required=True, help="Take it out, or let it in again.")
+@click.option("--force", is_flag=True, help="Also a name that no member has: before it joins.")
 @json_option
 @client_options
-def member(*, connect: Connect, group: str, member: str, offline: bool, as_json: bool) -> None:
+def member(
+    *, connect: Connect, group: str, member: str, offline: bool, force: bool, as_json: bool
+) -> None:
     """Take one member out of a group, or let it in again.
 
     Example:  onward group member billing ann --offline
     """
     with connect() as mq:
+        if not force:
+            _check_member(mq.group(group), member)
         mq.set_member(group, member, offline=offline)
     record = {"group": group, "member": member, "offline": offline}
     _tell(f"{member} of {group} is {'off' if offline else 'on'}line", record, as_json=as_json)
@@ -243,6 +266,40 @@ def skip(
         for topic, offsets in ids:
             count += mq.skip(group, topic, offsets, dry_run=dry_run)
     said = "would skip" if dry_run else "skipped"
+    _tell(f"{said} {counted(count, 'message')}",
+          {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
+
+
+@command.command()
+@click.argument("group")
+@click.option("--topic", metavar="TOPIC", help="Only this topic; all of them otherwise.")
+@click.option("--scheduled", is_flag=True, help="Cancel the scheduled messages of them as well.")
+@dry_run_option
+@yes_option
+@json_option
+@client_options
+def purge(
+    *,
+    connect: Connect,
+    group: str,
+    topic: str | None,
+    scheduled: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Finish all that is ready without delivering it; what is leased or retrying stays.
+
+    Example:  onward group purge billing --topic orders --scheduled
+    """
+    with connect() as mq:
+        count = mq.purge_ready(group, topic, scheduled=scheduled, dry_run=True)
+        if not dry_run:
+            what = "ready and scheduled" if scheduled else "ready"
+            words = counted(count, "message")
+            confirm(f"purge {words} of group {group!r}, all that is {what}?", yes=yes)
+            count = mq.purge_ready(group, topic, scheduled=scheduled)
+    said = "would purge" if dry_run else "purged"
     _tell(f"{said} {counted(count, 'message')}",
           {"group": group, "count": count, "dry_run": dry_run}, as_json=as_json)  # fmt: skip
 
@@ -320,6 +377,18 @@ def peek(*, connect: Connect, group: str, topic: str, count: int, as_json: bool)
             print_message(message, as_json=as_json)
 
 
+def _check_member(group: GroupDescription, name: str) -> None:
+    """Raise if no member has this name: none that is there, is away or was taken out."""
+    known = {*group.offline, *(one.member for one in group.members)}
+    known.update(one.member for one in group.positions)
+    # Of very many members not all are described.
+    if name not in known and group.member_count <= len(group.members):
+        raise InvalidRequest(
+            f"group {group.group!r} has no member {name!r} (--force: the name is meant, "
+            "whoever joins with it)"
+        )
+
+
 # --- printing -----------------------------------------------------------------------------------
 
 
@@ -338,16 +407,23 @@ def _tell(text: str, record: dict[str, object], *, as_json: bool) -> None:
         print_line(text)
 
 
-def _print_group(group: GroupDescription, *, as_json: bool) -> None:
+def _print_group(
+    group: GroupDescription, *, as_json: bool, counts: GroupCounts | None = None
+) -> None:
     if as_json:
-        print_json(as_record(group))
+        counted_as = {} if counts is None else {"counts": msgspec.to_builtins(counts)}
+        print_json(as_record(group) | counted_as)
         return
     now_ms = SystemClock().now_ms()
-    rows = [{"name": name, "value": value} for name, value in _words(group).items()]
+    words = _words(group) | ({} if counts is None else _count_words(counts))
+    rows = [{"name": name, "value": value} for name, value in words.items()]
     print_rows(rows, columns=["name", "value"])
     if group.topics:
         print_line("")
-        print_rows([_share_row(one, now_ms=now_ms) for one in group.topics], columns=_TOPICS)
+        shares = [_share_row(one, now_ms=now_ms) for one in group.topics]
+        print_rows(shares, columns=_TOPICS + retention_columns(shares))
+        for text in _retention_lines(group):
+            print_line(text)
     if group.members:
         print_line("")
         print_rows(map(_member_row, group.members), columns=_MEMBERS)
@@ -381,9 +457,20 @@ def _words(group: GroupDescription) -> dict[str, str]:
         "tenants": _tenants(group.tenants),
         "rate per key": f"{group.key_rate:g} per second" if group.key_rate else "",
         "at a time per key": str(group.key_concurrency or ""),
+        "expires when idle for": format_duration(group.expires_idle_ms or 0)
+        if group.expires_idle_ms
+        else "",
         "members offline": ", ".join(group.offline),
     }
     return words | {name: text for name, text in optional.items() if text}
+
+
+def _count_words(counts: GroupCounts) -> dict[str, str]:
+    names = ("ready", "leased", "retrying", "scheduled")
+    words = {name: f"{getattr(counts, name):,}" for name in names}
+    if not counts.is_exact:
+        words["scheduled"] += " (about)"
+    return words
 
 
 def _retry(policy: RetryPolicy) -> str:
@@ -411,12 +498,25 @@ def _share_row(share: ShareDescription, *, now_ms: int) -> dict[str, object]:
         "topic": share.topic, "cursor": share.cursor, "end": share.end, "backlog": share.backlog,
         "oldest": age(share.oldest_at_ms, now_ms=now_ms), "ready": share.ready,
         "waiting": share.waiting, "leased": share.leased, "dead": share.dead,
+        "expiring": share.expiring, "dropped": share.dropped,
     }  # fmt: skip
+
+
+def _retention_lines(group: GroupDescription) -> Iterator[str]:
+    """Yield a sentence for each topic of which retention may drop something undelivered."""
+    for share in group.topics:
+        if share.expiring:
+            at = f"from {format_instant(share.expires_at_ms)} on" if share.expires_at_ms else "soon"
+            yield (
+                f"retention may drop {counted(share.expiring, 'message')} of {share.topic} {at}, "
+                "before they were delivered: raise the retention or set keep_unfinished"
+            )
 
 
 def _member_row(one: MemberDescription) -> dict[str, object]:
     return {
-        "member": one.member, "state": one.state, "client": one.client, "host": one.host,
+        "member": one.member, "function": one.function, "state": one.state, "client": one.client,
+        "host": one.host, "pid": str(one.pid or ""),
         "leased": one.leased, "credit": one.credit, "acked": one.acked, "retried": one.retried,
         "expired": one.expired, "rate": one.rate,
     }  # fmt: skip

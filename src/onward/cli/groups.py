@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -35,7 +36,8 @@ def command(*, connect: Connect, topic: str | None, as_json: bool) -> None:
             print_json(as_record(group))
         return
     now_ms = SystemClock().now_ms()
-    print_rows([as_row(group, now_ms=now_ms) for group in groups], columns=COLUMNS)
+    rows = [as_row(group, now_ms=now_ms) for group in groups]
+    print_rows(rows, columns=COLUMNS + retention_columns(rows))
 
 
 def as_record(group: GroupDescription) -> dict[str, Any]:
@@ -68,7 +70,18 @@ def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:
         "leased": sum(share.leased for share in group.topics),
         "waiting": sum(share.waiting for share in group.topics),
         "dead": group.dead,
+        "expiring": group.expiring,
+        "dropped": group.dropped,
     }
+
+
+def retention_columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the columns about what retention takes: those in which a row has something.
+
+    >>> retention_columns([{"expiring": 0, "dropped": 3}])
+    ['dropped']
+    """
+    return [name for name in ("expiring", "dropped") if any(row[name] for row in rows)]
 
 
 def position_row(one: PositionDescription, *, now_ms: int) -> dict[str, object]:

@@ -23,7 +23,7 @@ from onward.broker.broker import SavedState
 from onward.broker.catalogue import Catalogue, TopicRecord
 from onward.cli import ExitCode
 from onward.cli.options import json_option
-from onward.cli.output import print_json, print_line, print_rows, progress
+from onward.cli.output import counted, print_json, print_line, print_rows, progress
 from onward.cli.params import confirm
 from onward.cli.read import as_line, as_record
 from onward.durations import format_instant
@@ -34,12 +34,15 @@ from onward.log.disk import OsDisk
 from onward.log.inspect import Damage, Lost, Walk, lock_folder, require_log
 from onward.log.repair import losses, needs_repair, reopen, repair, require_repairable
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch, messages_of
-from onward.message.entry import Entry, Kind
+from onward.message.entry import CARRIED_TOPIC, Entry, Kind, entry_heads
 from onward.message.message import Message
 
 _COLUMNS = ["segment", "entries", "messages", "gaps", "bytes", "index", "state"]
 _KINDS = {int(kind): kind.name.lower().replace("_", " ") for kind in Kind}
-_WITH_JSON = (Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED, Kind.GROUP_CHANGED)
+_WITH_JSON = (
+    Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED, Kind.GROUP_CHANGED,
+    Kind.RECURRING_CHANGED, Kind.RETAINED,
+)  # fmt: skip
 
 _running_option = click.option(
     "--running", is_flag=True, help="Read without the lock, while a broker uses the folder."
@@ -303,9 +306,10 @@ class _Dumping:
         if entry.kind == Kind.TOPIC_CREATED:
             record = msgspec.json.decode(body, type=TopicRecord)
             self._names[record.number] = record.name
-        name = self._names.get(entry.topic, "")
-        self._seen.add(entry.topic)
-        if only is not None and only not in (name, str(entry.topic)):
+        number = entry.topic % CARRIED_TOPIC
+        name = self._names.get(number, "")
+        self._seen.add(number)
+        if only is not None and only not in (name, str(number)):
             return
         said = _said(entry, body)
         messages = self._messages(entry, body, name)
@@ -326,6 +330,10 @@ class _Dumping:
             print_line(line)
 
     def _messages(self, entry: Entry, body: memoryview, name: str) -> Iterator[Message]:
+        if self._bodies and entry.kind == Kind.CARRIED:
+            for head in entry_heads(body):
+                end = head.body_position + head.body_bytes
+                yield from self._messages(head, body[head.body_position : end], name)
         if not self._bodies or entry.kind != Kind.MESSAGES:
             return
         offset = entry.base_offset
@@ -356,6 +364,9 @@ def _line(entry: Entry, name: str, said: dict[str, Any]) -> str:
         last = entry.base_offset + entry.count - 1
         offsets = f"{entry.base_offset}" if entry.count == 1 else f"{entry.base_offset} to {last}"
         text += f"  {name or entry.topic}/{offsets}"
+    elif entry.kind == Kind.CARRIED:
+        text += f"  {name or entry.topic - CARRIED_TOPIC}: {counted(entry.count, 'message')}"
+        text += f" from {entry.base_offset} on"
     elif said:
         text += f"  {msgspec.json.encode(said['says']).decode()}"
     return f"{text}  ({entry.length} bytes at {entry.position})"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -22,13 +22,26 @@ import onward
 from onward.client.address import parse_addresses
 from onward.client.finding import parse_id
 from onward.clock import SystemClock
-from onward.durations import parse_duration_ms, parse_instant_ms, parse_size_bytes
+from onward.durations import parse_ago_ms, parse_duration_ms, parse_instant_ms, parse_size_bytes
 from onward.errors import InvalidRequest, NotConnected
 
-Connect = Callable[[], onward.SyncClient]
-ConnectAsync = Callable[[], onward.Client]
+
+class Connect(Protocol):
+    """Opens the client of a command; a `file:` folder without a log only with `create`."""
+
+    def __call__(self, *, create: bool = False) -> onward.SyncClient:
+        """Return the client."""
+
+
+class ConnectAsync(Protocol):
+    """The same for a command that is a coroutine."""
+
+    def __call__(self, *, create: bool = False) -> onward.Client:
+        """Return the client."""
+
 
 TIMEOUT = "5s"
+_OFFSET_MAX = 2**63 - 1
 
 
 class _Read(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -71,9 +84,13 @@ class _Start(click.ParamType):  # type: ignore[type-arg]  # not generic in older
         if not isinstance(value, str) or value in ("earliest", "latest"):
             return value
         if value.isascii() and value.isdecimal():
+            if int(value) > _OFFSET_MAX:
+                self.fail(f"there is no offset {value}: the largest is {_OFFSET_MAX}", param, ctx)
             return int(value)
         try:
-            instant_ms = parse_instant_ms(value, now_ms=SystemClock().now_ms())
+            if parse_ago_ms(value) is not None:
+                return value  # for the broker, whose clock decides
+            instant_ms = parse_instant_ms(value, now_ms=0)
             return datetime.fromtimestamp(instant_ms / 1_000, tz=UTC)
         except InvalidRequest:
             self.fail(
@@ -140,9 +157,11 @@ def client_options(command: Callable[..., object]) -> Callable[..., object]:
 
     @wraps(command)
     def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
-        def connect() -> onward.SyncClient:
+        def connect(*, create: bool = False) -> onward.SyncClient:
             refuse_at_once(address)
-            return onward.connect_sync(address, token=token, name="onward-cli", timeout=timeout_ms)
+            return onward.connect_sync(
+                address, token=token, name="onward-cli", timeout_ms=timeout_ms, create=create
+            )
 
         return command(connect=connect, **options)
 
@@ -162,9 +181,11 @@ def async_client_options(
 
     @wraps(command)
     def with_client(*, address: str, token: str | None, timeout_ms: int, **options: Any) -> object:
-        def connect() -> onward.Client:
+        def connect(*, create: bool = False) -> onward.Client:
             refuse_at_once(address)
-            return onward.connect(address, token=token, name="onward-cli", timeout=timeout_ms)
+            return onward.connect(
+                address, token=token, name="onward-cli", timeout_ms=timeout_ms, create=create
+            )
 
         return asyncio.run(command(connect=connect, **options))
 

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def command() -> None:
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
 @click.option(
-    "--gather", type=DURATION, default="10s", metavar="DURATION",
+    "--gather", "gather_ms", type=DURATION, default="10s", metavar="DURATION",
     help="With --follow: how long messages may wait for others. [default: 10s]",
 )  # fmt: skip
 @click.option(
@@ -89,7 +90,7 @@ def archive(
     lake: str,
     group: str,
     follow: bool,
-    gather: int,
+    gather_ms: int,
     rows_per_file: int,
     rows_max: int | None,
     as_json: bool,
@@ -108,8 +109,8 @@ def archive(
 
         done = archive(
             work.session, place=work.place, lake=lake, topics=topics, group=group, follow=follow,
-            gather=gather, rows_per_file=rows_per_file, rows_max=rows_max, run=work.run,
-            stop=work.stop if follow else None,
+            gather=timedelta(milliseconds=gather_ms), rows_per_file=rows_per_file,
+            rows_max=rows_max, run=work.run, stop=work.stop if follow else None,
         )  # fmt: skip
     if as_json:
         print_json(record_of(done))

@@ -73,6 +73,7 @@ class Start:
         is_own: bool = True,
         check: Callable[[], object] | None = None,
         is_asked_to_end: bool = False,
+        has_bar: bool = True,
         stopped: str = LINE,
         **about: Any,
     ) -> Iterator[Work]:
@@ -84,7 +85,7 @@ class Start:
         when one has ended it.
         """
         stop = Stop(stopped)
-        with stop.in_one_line(), _in_one_line(is_own=is_own), ExitStack() as stack:
+        with stop.in_one_line(), in_one_line(is_own=is_own), ExitStack() as stack:
             is_there = self._is_there(needs_broker=needs_broker)
             from onward.pipeline.place import Place
             from onward.pipeline.runs import Run, running
@@ -93,7 +94,7 @@ class Start:
             if check is not None:
                 check()
             check_named(place if is_there else None, name, about)
-            watch = stack.enter_context(_bar(name))
+            watch = stack.enter_context(_bar(name) if has_bar else nullcontext())
             spark = self._session(place, name, is_quiet=is_own and not self.is_debug)
             stop.listen(is_gentle=is_asked_to_end)
             if is_there:
@@ -305,8 +306,8 @@ def _check_address(address: str) -> None:
 
 
 @contextmanager
-def _in_one_line(*, is_own: bool) -> Iterator[None]:
-    """Turn what Spark says into the sentence at the bottom of it."""
+def in_one_line(*, is_own: bool = True) -> Iterator[None]:
+    """Raise the sentence at the bottom of what Spark says, as an error of ours."""
     try:
         yield
     except OnwardError as error:

@@ -7,7 +7,7 @@ with --out or --report to files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,7 @@ def _to_the_minute(row: dict[str, object]) -> dict[str, object]:
 @click.argument("topics", nargs=-1, metavar="[TOPIC...]")
 @_groups_option
 @click.option(
-    "--slow", type=DURATION, default="1m", metavar="DURATION",
+    "--slow", "slow_ms", type=DURATION, default="1m", metavar="DURATION",
     help="From publish to ack, longer is slow. [default: 1m]",
 )  # fmt: skip
 @click.option("--report", metavar="FILE", help="Write a page of HTML with charts there.")
@@ -149,7 +149,7 @@ def reconcile(
     spark: Start,
     topics: tuple[str, ...],
     groups: tuple[str, ...],
-    slow: int,
+    slow_ms: int,
     report: str | None,
     since: datetime | None,
     until: datetime | None,
@@ -165,11 +165,11 @@ def reconcile(
 
         done = reconcile(
             work.session, place=work.place, topics=topics, groups=groups, since=since, until=until,
-            lake=lake, slow=slow, report=report, run=work.run,
+            lake=lake, slow=timedelta(milliseconds=slow_ms), report=report, run=work.run,
         )  # fmt: skip
     names = (
-        "is_settled", "published", "due", "settled", "missing", "retrying", "dead", "slow",
-        "repeated", "unchecked",
+        "is_settled", "published", "due", "settled", "undelivered", "missing", "retrying", "dead",
+        "slow", "repeated", "unchecked",
     )  # fmt: skip
     counts = {name: getattr(done, name) for name in names}
     notes = [] if done.report is None else list(done.report.notes)

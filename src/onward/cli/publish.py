@@ -74,7 +74,13 @@ class Columns(NamedTuple):
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be given often."
 )
 @click.option("--trace-id", metavar="TEXT", help="Trace id of the messages.")
-@click.option("--delay", type=DURATION, metavar="DURATION", help="Let them wait so long: 45m.")
+@click.option(
+    "--priority", type=click.IntRange(0, 255), metavar="N", help="Priority; 255 is most urgent."
+)
+@click.option("--tenant", metavar="TEXT", help="Tenant of the messages.")
+@click.option(
+    "--delay", "delay_ms", type=DURATION, metavar="DURATION", help="Let them wait so long: 45m."
+)
 @click.option("--at", type=MOMENT, metavar="TIME", help="Let them wait until 2027-01-01T09:00Z.")
 @click.option("--unique", metavar="KEY", help="Business key of one message that waits.")
 @click.option("--replace", is_flag=True, help="Take the place of what waits under --unique.")
@@ -101,7 +107,9 @@ def command(
     tags: tuple[str, ...],
     headers: tuple[str, ...],
     trace_id: str | None,
-    delay: int | None,
+    priority: int | None,
+    tenant: str | None,
+    delay_ms: int | None,
     at: int | None,
     unique: str | None,
     replace: bool,
@@ -120,16 +128,19 @@ def command(
         raise click.UsageError("bodies are given: --file, --whole and --json-lines do not fit")
     if unique is not None and len(bodies) != 1 and not whole:
         raise click.UsageError("--unique is the key of one message: give one BODY, or --whole")
-    later = _later(delay, at, unique, replace=replace)
-    same = Line(key=key, headers=_headers(headers), tag=",".join(tags) or None, trace_id=trace_id)
+    later = _later(delay_ms, at, unique, replace=replace)
+    same = Line(
+        key=key, headers=_headers(headers), tag=",".join(tags) or None, trace_id=trace_id,
+        priority=priority, tenant=tenant,
+    )  # fmt: skip
     sending = _Sending(topic, durability=durability, as_json=as_json, later=later)
     if bodies:
         given = [os.fsencode(body) for body in bodies]
-        with connect() as mq:
+        with connect(create=True) as mq:
             sending.send(mq, _columns(given, same))
             sending.show_each()
         return
-    with _input(file) as stream, connect() as mq, progress("publishing") as advance:
+    with _input(file) as stream, connect(create=True) as mq, progress("publishing") as advance:
         lines_before = 0
         for batch in _batches(stream, batch_max=batch_max, whole=whole):
             lines, wrong = _read_lines(batch, lines_before) if json_lines else ([], None)
@@ -148,21 +159,23 @@ def command(
 class Later(TypedDict, total=False):
     """When messages are to fire, as `publish_many` takes it."""
 
-    delay: int
+    delay_ms: int
     at: int
     uniques: list[str | None]
     replace: bool
 
 
-def _later(delay: int | None, at: int | None, unique: str | None, *, replace: bool) -> Later | None:
+def _later(
+    delay_ms: int | None, at: int | None, unique: str | None, *, replace: bool
+) -> Later | None:
     """Return what the options say of the time; None when they say nothing."""
-    if delay is not None and at is not None:
+    if delay_ms is not None and at is not None:
         raise click.UsageError("--delay and --at exclude each other")
     if replace and unique is None:
         raise click.UsageError("--replace takes the place of what waits under --unique: give it")
     later = Later()
-    if delay is not None:
-        later["delay"] = delay
+    if delay_ms is not None:
+        later["delay_ms"] = delay_ms
     elif at is not None:
         later["at"] = at
     elif unique is not None:
@@ -285,15 +298,10 @@ def _headers(given: Sequence[str]) -> dict[str, str] | None:
 
 
 def _columns(bodies: Sequence[bytes], same: Line) -> Columns:
-    """Give all bodies the same key, headers, tag and trace id."""
-    count = len(bodies)
-    return Columns(
-        bodies,
-        [same.key] * count if same.key is not None else None,
-        [{**same.headers}] * count if same.headers is not None else None,
-        [same.tag] * count if same.tag is not None else None,
-        [same.trace_id] * count if same.trace_id is not None else None,
-    )
+    """Return the bodies with the key, headers and other fields that the options name."""
+    values = (same.key, same.headers, same.tag, same.trace_id, same.priority, same.tenant)
+    columns = [None if value is None else [value] * len(bodies) for value in values]
+    return Columns(bodies, *columns)  # type: ignore[arg-type]  # each column has its own type
 
 
 def _read_lines(
@@ -320,8 +328,8 @@ def _from_json(lines: Sequence[tuple[Line, bytes]], same: Line) -> Columns:
         [_all_headers(line) or _all_headers(same) for line in read],
         [line.tag if line.tag is not None else same.tag for line in read],
         [line.trace_id if line.trace_id is not None else same.trace_id for line in read],
-        [line.priority for line in read],
-        [line.tenant for line in read],
+        [line.priority if line.priority is not None else same.priority for line in read],
+        [line.tenant if line.tenant is not None else same.tenant for line in read],
     )
 
 

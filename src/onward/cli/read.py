@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import click
 
@@ -24,6 +25,32 @@ from onward.durations import format_instant
 from onward.message.message import Message
 
 _KEY_WIDTH = 12
+
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def format_options(command: _Command) -> _Command:
+    """Add --format and --json, which choose how messages are written, to a command."""
+    command = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")(
+        command
+    )
+    return click.option(
+        "--format", "form", type=click.Choice(["text", "json", "body", "raw"]), default="text",
+        help="How a message is written. [default: text]",
+    )(command)  # fmt: skip
+
+
+def chosen_format(form: str, *, as_json: bool) -> str:
+    """Return the format that the options choose; raw bytes are refused on a terminal."""
+    form = "json" if as_json else form
+    if form == "raw" and sys.stdout.isatty():
+        raise click.UsageError(
+            "raw bytes could act on this terminal: send them into a file or a pipe, or use "
+            "--format body",
+            click.get_current_context(),
+        )
+    return form
 
 
 @click.command()
@@ -38,11 +65,7 @@ _KEY_WIDTH = 12
 )  # fmt: skip
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for new messages at the end.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "body", "raw"]), default="text",
-    help="How a message is written. [default: text]",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@format_options
 @client_options
 def command(
     *,
@@ -59,13 +82,7 @@ def command(
 
     Example:  onward read orders --from 10m --follow
     """
-    form = "json" if as_json else form
-    if form == "raw" and sys.stdout.isatty():
-        raise click.UsageError(
-            "raw bytes could act on this terminal: send them into a file or a pipe, or use "
-            "--format body"
-        )
-    write = _WRITERS[form]
+    write = _WRITERS[chosen_format(form, as_json=as_json)]
     left = count
     with connect() as mq:
         reader = mq.read(topic, start=start, after_event_id=after_event, follow=follow)
@@ -144,20 +161,19 @@ def _write_json(batch: ReadBatch, wanted: int) -> None:
         print_json(as_record(message))
 
 
-def _write_bodies(batch: ReadBatch, wanted: int) -> None:
-    if is_terminal():
-        sys.stdout.write("".join(f"{printable(body)}\n" for body in batch.bodies[:wanted]))
+def write_bodies(bodies: Sequence[bytes], form: str) -> None:
+    """Write bodies as they are: one per line (`body`) or joined (`raw`)."""
+    if form == "raw":
+        sys.stdout.buffer.write(b"".join(bodies))
+    elif is_terminal():
+        sys.stdout.write("".join(f"{printable(body)}\n" for body in bodies))
     else:
-        sys.stdout.buffer.write(b"\n".join(batch.bodies[:wanted]) + b"\n")
-
-
-def _write_raw(batch: ReadBatch, wanted: int) -> None:
-    sys.stdout.buffer.write(b"".join(batch.bodies[:wanted]))
+        sys.stdout.buffer.write(b"".join(body + b"\n" for body in bodies))
 
 
 _WRITERS: dict[str, Callable[[ReadBatch, int], None]] = {
     "text": _write_text,
     "json": _write_json,
-    "body": _write_bodies,
-    "raw": _write_raw,
+    "body": lambda batch, wanted: write_bodies(batch.bodies[:wanted], "body"),
+    "raw": lambda batch, wanted: write_bodies(batch.bodies[:wanted], "raw"),
 }

@@ -1,4 +1,4 @@
-"""`onward recurring`: messages that come again and again; list, set, pause, resume, delete.
+"""`onward recurring`: messages that come again and again; list, show, set, pause, resume, delete.
 
 Without a command it lists. What is changed is durable when the command returns.
 """
@@ -17,6 +17,7 @@ from onward.cli.params import DURATION, PAIR, Connect, client_options, confirm
 from onward.cli.schedule import MOMENT
 from onward.client.scheduled import RecurringDescription
 from onward.durations import format_duration, format_instant
+from onward.errors import InvalidRequest
 
 _COLUMNS = ["name", "topic", "when", "next", "catch_up"]
 
@@ -33,7 +34,7 @@ class _ListByDefault(click.Group):
 
 @click.group(cls=_ListByDefault)
 def command() -> None:
-    """List, set, pause, resume and delete messages that come again.
+    """List, show, set, pause, resume and delete messages that come again.
 
     Example:  onward recurring set report reports '{}' --cron "0 9 * * MON-FRI" --zone Europe/Berlin
     """
@@ -56,13 +57,35 @@ def list_recurring(*, connect: Connect, as_json: bool) -> None:
         print_rows(map(_row, found), columns=_COLUMNS)
 
 
+@command.command()
+@click.argument("name")
+@json_option
+@client_options
+def show(*, connect: Connect, name: str, as_json: bool) -> None:
+    """Show one recurring schedule: when it comes, and the message with its body.
+
+    Example:  onward recurring show report
+    """
+    with connect() as mq:
+        found = next((one for one in mq.recurring() if one.name == name), None)
+    if found is None:
+        raise InvalidRequest(f"there is no recurring schedule {name!r}")
+    if as_json:
+        print_json(_record(found))
+    else:
+        rows = [{"name": word, "value": value} for word, value in _words(found).items()]
+        print_rows(rows, columns=["name", "value"])
+
+
 @command.command("set")
 @click.argument("name")
 @click.argument("topic")
 @click.argument("body")
 @click.option("--cron", metavar="FIELDS", help='When: "0 9 * * MON-FRI", @daily, @hourly ...')
 @click.option("--zone", default="UTC", metavar="ZONE", help="Time zone of --cron. [default: UTC]")
-@click.option("--every", type=DURATION, metavar="DURATION", help="So often, instead of --cron.")
+@click.option(
+    "--every", "every_ms", type=DURATION, metavar="DURATION", help="So often, instead of --cron."
+)
 @click.option(
     "--catch-up", type=click.Choice(["one", "none"]), default="one",
     help="Of runs missed while no broker ran: make up for the latest, or none. [default: one]",
@@ -85,7 +108,7 @@ def set_recurring(
     body: str,
     cron: str | None,
     zone: str,
-    every: int | None,
+    every_ms: int | None,
     catch_up: Literal["one", "none"],
     start: int | None,
     paused: bool,
@@ -98,12 +121,12 @@ def set_recurring(
 
     Example:  onward recurring set tick ticks '{}' --every 10m
     """
-    if (cron is None) == (every is None):
+    if (cron is None) == (every_ms is None):
         raise click.UsageError("say when: --cron or --every", click.get_current_context())
-    with connect() as mq:
+    with connect(create=True) as mq:
         found = mq.set_recurring(
-            name, topic, body, cron=cron, zone=zone, every=every, catch_up=catch_up, start=start,
-            paused=paused, key=key, tag=tags or None, headers=dict(headers) or None,
+            name, topic, body, cron=cron, zone=zone, every_ms=every_ms, catch_up=catch_up,
+            start=start, paused=paused, key=key, tag=tags or None, headers=dict(headers) or None,
         )  # fmt: skip
     _tell(found, as_json=as_json)
 
@@ -162,6 +185,27 @@ def _tell(one: RecurringDescription, *, as_json: bool) -> None:
         print_line(f"{one.name} is paused")
     else:
         print_line(f"{one.name} comes next at {format_instant(one.next_at_ms)} in {one.topic}")
+
+
+def _words(one: RecurringDescription) -> dict[str, str]:
+    """Return all of a recurring schedule in words; what it does not have is left out."""
+    headers = ", ".join(f"{name}={text}" for name, text in (one.headers or {}).items())
+    words = {
+        "name": one.name,
+        "topic": one.topic,
+        "when": _when(one),
+        "next": "paused" if one.paused else format_instant(one.next_at_ms),
+        "catch up": one.catch_up,
+        "not before": format_instant(one.start_ms) if one.start_ms else "",
+        "key": one.key or "",
+        "tags": one.tag or "",
+        "headers": headers,
+        "trace id": one.trace_id or "",
+        "priority": str(one.priority or ""),
+        "tenant": one.tenant or "",
+        "body": one.body.decode(errors="backslashreplace"),
+    }
+    return {name: text for name, text in words.items() if text or name == "body"}
 
 
 def _row(one: RecurringDescription) -> dict[str, object]:

@@ -6,6 +6,7 @@ With `--workers` this process only keeps the others alive (`workers`). The modul
     exit 0    stopped by SIGTERM or ctrl-C: functions have ended, their acks are durable
     exit 2    there is no such module or App, or what it asks for is wrong: no use to try again
     exit 3    no broker answers
+    exit 7    a group has other settings than the App: the line before names the command that helps
     exit 130  a second signal: nothing was waited for
 """
 
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onward.cli.lines import log_to_stderr
-from onward.cli.workers import EXIT_WRONG, WORKER_VARIABLE, supervise
-from onward.errors import InvalidRequest, UnknownGroup, UnknownTopic
+from onward.cli.lines import LEVELS, log_as_configured
+from onward.cli.user_error import user_traceback
+from onward.cli.workers import EXIT_CONFLICT, EXIT_WRONG, WORKER_VARIABLE, supervise
+from onward.errors import Conflict, InvalidRequest, UnknownGroup, UnknownTopic
 
 if TYPE_CHECKING:
     from onward.client.app import App
@@ -42,19 +44,45 @@ PROGRAM = "from onward.cli import main; main()"
     "--address", envvar="ONWARD_ADDRESS", metavar="ADDRESS",
     help="Where the broker is, whatever the App says. [default: ONWARD_ADDRESS, or as it says]",
 )  # fmt: skip
+@click.option(
+    "--apply", is_flag=True, help="Give groups the settings of the App, where they have other ones."
+)
+@click.option(
+    "--log-level", type=click.Choice(LEVELS), envvar="ONWARD_LOG_LEVEL",
+    help="Which events of Onward are logged; debug: each message. [default: info, or as the "
+    "program configures logging]",
+)  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, *, app: str, workers: int, address: str | None) -> None:
+def command(
+    ctx: click.Context,
+    *,
+    app: str,
+    workers: int,
+    address: str | None,
+    apply: bool,
+    log_level: str | None,
+) -> None:
     """Run the consumers of an App.
 
     Example:  onward run shop:app --workers 4
     """
-    log_to_stderr()
     # As `python -m` does: a program is where it is called.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    found = load_app(app)
+    try:
+        found = load_app(app)
+    except click.UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is about the user's module
+        click.echo(user_traceback(error), err=True)
+        raise click.ClickException(f"{app!r} cannot be imported: see above") from None
+    # Only now: the module may configure logging, and that holds.
+    log_as_configured(log_level)
+    found.apply |= apply
     if workers == 1:
         ctx.exit(_run(found, app, address))
     given = [] if address is None else ["--address", address]
+    given += ["--apply"] if apply else []
+    given += ["--log-level", log_level] if log_level else []
     ctx.exit(asyncio.run(supervise([sys.executable, "-c", PROGRAM, "run", app, *given], workers)))
 
 
@@ -96,6 +124,14 @@ def _run(app: App, target: str, address: str | None) -> int:
     except InvalidRequest as error:
         logger.error("%s cannot run: %s (%s)", target, error, error.code)
         return EXIT_WRONG
+    except Conflict as error:
+        if not error.command:
+            raise
+        logger.error(
+            "%s cannot run: %s; or start with `onward run %s --apply`, and the code decides (%s)",
+            target, error, target, error.code,
+        )  # fmt: skip
+        return EXIT_CONFLICT
     logger.info("%s stopped", target)
     return 0
 

@@ -27,9 +27,9 @@ from onward.client.scheduled import (
     ScheduledDescription,
     schedule_id,
 )
-from onward.clock import SystemClock
 from onward.durations import format_duration, format_instant
 from onward.errors import Conflict, InvalidRequest
+from onward.message.relative import Relative
 
 _COLUMNS = ["id", "fires", "topic", "key", "unique", "bytes"]
 _RESULTS = ["id", "state", "message", "unique"]
@@ -40,7 +40,7 @@ _BAR_WIDTH = 40
 class _Told(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A value that a function reads, which says what is wrong with it."""
 
-    def __init__(self, name: str, read: Callable[[str], int]) -> None:
+    def __init__(self, name: str, read: Callable[[str], int | str]) -> None:
         self.name = name
         self._read = read
 
@@ -56,9 +56,15 @@ class _Told(click.ParamType):  # type: ignore[type-arg]  # not generic in older 
             self.fail(str(error), param, ctx)
 
 
+def _ahead(text: str) -> int | str:
+    """Return a moment; how far from now it is stays as it is, for the broker to resolve."""
+    moment = ahead_ms(text)
+    return text if isinstance(moment, Relative) else moment
+
+
 MOMENT = _Told("time", moment_ms)
 """A moment, past or future."""
-AHEAD = _Told("time", lambda text: ahead_ms(text, now_ms=SystemClock().now_ms()))
+AHEAD = _Told("time", _ahead)
 """A moment, or how far from now."""
 SCHEDULE_ID = _Told("id", schedule_id)
 
@@ -198,7 +204,9 @@ def cancel(
 @click.argument("number", metavar="[ID]", type=SCHEDULE_ID, required=False)
 @_unique_option
 @click.option("--at", type=MOMENT, metavar="TIME", help="Let it fire then: 2027-01-01T09:00Z.")
-@click.option("--delay", type=DURATION, metavar="DURATION", help="Let it fire so long from now.")
+@click.option(
+    "--delay", "delay_ms", type=DURATION, metavar="DURATION", help="Let it fire so long from now."
+)
 @json_option
 @client_options
 def move(
@@ -207,7 +215,7 @@ def move(
     number: int | None,
     unique: str | None,
     at: int | None,
-    delay: int | None,
+    delay_ms: int | None,
     as_json: bool,
 ) -> None:
     """Let a message fire at another time; it gets a new id.
@@ -215,10 +223,10 @@ def move(
     Example:  onward schedule move @schedule/17 --delay 2h
     """
     _check_one(number, unique)
-    if (at is None) == (delay is None):
+    if (at is None) == (delay_ms is None):
         raise click.UsageError("say when: --at or --delay", click.get_current_context())
     with connect() as mq:
-        result = mq.reschedule(number, unique=unique, at=at, delay=delay)
+        result = mq.reschedule(number, unique=unique, at=at, delay_ms=delay_ms)
     if result.state == "not_found":
         raise InvalidRequest(_missing(number, unique))
     if not result.is_moved:
@@ -234,7 +242,11 @@ def move(
 @click.option("--from", "start", type=AHEAD, metavar="TIME", help="Begin then. [default: now]")
 @click.option("--until", "end", type=AHEAD, metavar="TIME", help="End then. [default: a day later]")
 @click.option(
-    "--step", type=DURATION, metavar="DURATION", help="Time of one bar. [default: as it fits]"
+    "--step",
+    "step_ms",
+    type=DURATION,
+    metavar="DURATION",
+    help="Time of one bar. [default: as it fits]",
 )
 @click.option("--topic", metavar="TOPIC", help="Only what fires there.")
 @json_option
@@ -244,7 +256,7 @@ def calendar(
     connect: Connect,
     start: int | None,
     end: int | None,
-    step: int | None,
+    step_ms: int | None,
     topic: str | None,
     as_json: bool,
 ) -> None:
@@ -253,7 +265,7 @@ def calendar(
     Example:  onward schedule calendar --until 7d --step 1h
     """
     with connect() as mq:
-        found = mq.calendar(start=start, end=end, step=step, topic=topic)
+        found = mq.calendar(start=start, end=end, step_ms=step_ms, topic=topic)
     if as_json:
         for bar in found.bars:
             print_json({"at_ms": bar.at_ms, "step_ms": found.step_ms, "count": bar.count})

@@ -10,6 +10,7 @@ It says on stderr what it is and where, one line per event after that, and never
 import errno
 import logging
 import os
+import sys
 
 import click
 
@@ -17,6 +18,7 @@ from onward.broker.broker import Broker
 from onward.broker.serve import serve
 from onward.cli.lines import log_to_stderr
 from onward.cli.options import settings_options
+from onward.cli.output import is_terminal
 from onward.errors import InvalidRequest, Unavailable
 from onward.settings import Settings
 from onward.version import __version__
@@ -32,17 +34,19 @@ def command(ctx: click.Context, *, settings: Settings) -> None:
 
     Example:  onward serve --log.folder ./onward-data --server.port 7700
     """
-    log_to_stderr()
+    log_to_stderr(level=settings.server.log_level, form=settings.server.log_format)
     log = settings.log
     logger.info(
-        "onward %s starts: folder %s, durability %s, pid %d",
-        __version__, log.folder, log.durability, os.getpid(),
+        "onward %s starts: folder %s, durability %s, settings from %s, pid %d",
+        __version__, log.folder, log.durability, _settings_file(settings), os.getpid(),
     )  # fmt: skip
     try:
         code = serve(settings, ready=lambda broker, port: _say_ready(settings, broker, port))
     except InvalidRequest as error:
         # Right as settings go, and wrong on this machine.
         raise click.UsageError(str(error), ctx) from None
+    except (FileExistsError, NotADirectoryError) as error:
+        raise click.UsageError(f"log.folder {log.folder!r} is a file, not a folder", ctx) from error
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -54,9 +58,18 @@ def command(ctx: click.Context, *, settings: Settings) -> None:
     ctx.exit(code)
 
 
+def _settings_file(settings: Settings) -> str:
+    """Return the file that was read, for the first line of the log."""
+    files = {source for source in settings.sources.values() if source.startswith("file ")}
+    return files.pop() if files else "no file"
+
+
 def _say_ready(settings: Settings, broker: Broker, port: int) -> None:
     server = settings.server
     also = f" and {server.unix_socket}" if server.unix_socket else ""
     logger.info("listening on %s:%d%s, node %s", server.host, port, also, broker.node)
+    if not is_terminal(sys.stderr) or settings.auth.tokens:
+        # Under a service manager the hint is noise; with tokens it would fail as it stands.
+        return
     place = "" if port == 7700 else f" --address localhost:{port}"
     logger.info("try it in another terminal: onward publish orders hello%s", place)

@@ -7,7 +7,7 @@ import click
 from onward.cli.options import json_option
 from onward.cli.output import print_json, print_rows
 from onward.cli.params import Connect, client_options
-from onward.durations import format_instant
+from onward.durations import format_duration, format_instant
 
 
 @click.command()
@@ -23,8 +23,17 @@ def command(*, connect: Connect, as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    rows = [{"name": name, "value": _word(name, value)} for name, value in status.items()]
+    rows = [{"name": _title(name), "value": _word(name, value)} for name, value in status.items()]
     print_rows(rows, columns=["name", "value"])
+
+
+def _title(name: str) -> str:
+    """Return a name for people: the unit is in the value.
+
+    >>> _title("started_at_ms"), _title("schedule_ahead_ms_max"), _title("log_bytes")
+    ('started at', 'schedule ahead max', 'log bytes')
+    """
+    return " ".join(part for part in name.split("_") if part != "ms")
 
 
 def _word(name: str, value: object) -> object:
@@ -33,12 +42,19 @@ def _word(name: str, value: object) -> object:
         return value
     if name.endswith("_at_ms"):
         return format_instant(value) if value else "-"
+    if "ms" in name.split("_"):
+        return format_duration(value)
     if name.endswith("bytes"):
-        return _rounded(value)
+        return rounded_size(value)
     return f"{value:,}"
 
 
-def _rounded(size_bytes: int) -> str:
+def rounded_size(size_bytes: int) -> str:
+    """Return a size with one digit after the point.
+
+    >>> rounded_size(1_610_612_736)
+    '1.5 GiB'
+    """
     size = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -3,14 +3,21 @@
     sample ── interval ── sample ──▶ rates ──▶ screen ──▶ again
 
 Rates are differences of two samples, so the first screen comes after one interval. On a terminal
-the screen is drawn anew; into a pipe one after the other is written. With --once there is one.
+the screen is drawn anew in place, and `q` ends; into a pipe one after the other is written. With
+--once there is one.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import sys
+import termios
 import time
-from collections.abc import Mapping, Sequence
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -21,6 +28,7 @@ from onward.cli.groups import age, position_row, state_of
 from onward.cli.options import json_option
 from onward.cli.output import is_terminal, print_json, print_line, print_rows
 from onward.cli.params import DURATION, Connect, client_options
+from onward.cli.status import rounded_size
 from onward.client.groups import GroupDescription
 from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
@@ -32,6 +40,7 @@ _GROUPS = [
 _MEMBERS = ["member", "group", "state", "leased", "acked", "expired", "acked/s"]
 _POSITIONS = ["member", "group", "state", "topic", "offset", "backlog", "oldest", "done/s"]
 _CLEAR = "\x1b[H\x1b[2J"
+_QUIT = (b"q", b"Q", b"\x04", b"")
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -47,6 +56,7 @@ class View(msgspec.Struct, frozen=True):
     """What is shown: rows, ranked; made of two samples."""
 
     node: str
+    totals: str
     topics: list[dict[str, object]]
     groups: list[dict[str, object]]
     members: list[dict[str, object]]
@@ -75,14 +85,43 @@ def command(
     """
     with connect() as mq:
         before = _sample(mq)
-        while True:
-            time.sleep(interval_ms / 1_000)
-            now = _sample(mq)
-            view = make_view(before, now, now_ms=SystemClock().now_ms(), rows_max=rows_max)
-            _show(view, as_json=as_json, clear=not once and is_terminal())
-            if once:
-                return
-            before = now
+        is_live = not once and is_terminal()
+        with _keys(is_live) as wait_for_quit:
+            while not wait_for_quit(interval_ms / 1_000):
+                now = _sample(mq)
+                view = make_view(before, now, now_ms=SystemClock().now_ms(), rows_max=rows_max)
+                _show(view, as_json=as_json, clear=is_live)
+                if once:
+                    return
+                before = now
+
+
+@contextmanager
+def _keys(is_live: bool) -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits for a time, and returns True as soon as `q` is pressed."""
+    if not is_live or not sys.stdin.isatty():
+        yield _sleep
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield lambda seconds: _is_quit(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _is_quit(descriptor: int, seconds: float) -> bool:
+    deadline_s = time.monotonic() + seconds
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left_s)[0] and os.read(descriptor, 64) in _QUIT:
+            return True
+    return False
 
 
 def _sample(mq: onward.SyncClient) -> Sample:
@@ -94,11 +133,27 @@ def make_view(before: Sample, now: Sample, *, now_ms: int, rows_max: int) -> Vie
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
     return View(
         node=str(now.status.get("node", "")),
+        totals=_totals(before, now, elapsed_s),
         topics=_topic_rows(before, now, elapsed_s)[:rows_max],
         groups=_group_rows(before, now, elapsed_s, now_ms)[:rows_max],
         members=_member_rows(before, now, elapsed_s)[:rows_max],
         positions=_position_rows(before, now, elapsed_s, now_ms)[:rows_max],
         warnings=_warnings(before, now),
+    )
+
+
+def _totals(before: Sample, now: Sample, elapsed_s: float) -> str:
+    """Return one line about the whole broker: rates, what waits, and the disk."""
+    ends = {topic.number: topic.next_offset for topic in before.topics}
+    published = sum(topic.next_offset - ends.get(topic.number, 0) for topic in now.topics)
+    finished = sum(map(_finished, now.groups)) - sum(map(_finished, before.groups))
+    status = now.status
+    return (
+        f"published {_rate(published, elapsed_s):,}/s   done {_rate(finished, elapsed_s):,}/s   "
+        f"backlog {sum(group.backlog for group in now.groups):,}   "
+        f"dead {sum(group.dead for group in now.groups):,}   "
+        f"scheduled {status.get('scheduled', 0):,} ({status.get('due_now', 0):,} due)   "
+        f"disk free {rounded_size(int(status.get('disk_free_bytes', 0)))}"
     )
 
 
@@ -194,10 +249,13 @@ def _show(view: View, *, as_json: bool, clear: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(view))
         return
-    if clear:
-        click.echo(_CLEAR, nl=False)
+    if clear and isinstance(sys.stdout, io.TextIOWrapper):
+        # The whole screen is one write, so that it does not flicker.
+        sys.stdout.reconfigure(line_buffering=False)
+        sys.stdout.write(_CLEAR)
     moment = time.strftime("%H:%M:%S", time.gmtime())
-    print_line(f"onward top   {view.node}   {moment} UTC")
+    print_line(f"onward top   {view.node}   {moment} UTC{'   q quits' if clear else ''}")
+    print_line(view.totals)
     for rows, columns in (
         (view.topics, _TOPICS), (view.groups, _GROUPS), (view.members, _MEMBERS),
         (view.positions, _POSITIONS),

@@ -46,16 +46,20 @@ def _topic_options(decorated: _Command) -> _Command:
     """Add what can be set of a topic."""
     options = [
         click.option(
-            "--lifetime", type=DURATION, metavar="DURATION",
+            "--lifetime", "lifetime_ms", type=DURATION, metavar="DURATION",
             help="Delete the topic after this time; at least 10s.",
         ),
         click.option(
             "--expires-at", type=INSTANT, metavar="TIME",
             help="Delete the topic at this time: 2026-11-16T10:00Z, or never.",
         ),
+        click.option(
+            "--expires-idle", "expires_idle_ms", type=DURATION, metavar="DURATION",
+            help="Delete the topic when nobody used it for so long; 0 for never.",
+        ),
         click.option("--rule", type=_RULES, help="What may be done with it."),
         click.option(
-            "--retention", type=DURATION, metavar="DURATION",
+            "--retention", "retention_ms", type=DURATION, metavar="DURATION",
             help="How long messages are kept; 0 as the broker's settings say.",
         ),
         click.option(
@@ -65,6 +69,10 @@ def _topic_options(decorated: _Command) -> _Command:
         click.option(
             "--retention-group", metavar="GROUP",
             help="Keep what this group has not finished; an empty text for none.",
+        ),
+        click.option(
+            "--keep-unfinished/--drop-unfinished", default=None,
+            help="Keep what any group has not finished, or let retention drop it.",
         ),
         click.option(
             "--message-bytes-max", type=SIZE, metavar="SIZE",
@@ -106,12 +114,14 @@ def create(
     connect: Connect,
     name: str,
     exist_ok: bool,
-    lifetime: int | None,
+    lifetime_ms: int | None,
     expires_at: int | None,
     rule: Rule | None,
-    retention: int | None,
+    retention_ms: int | None,
     retention_bytes: int | None,
     retention_group: str | None,
+    keep_unfinished: bool | None,
+    expires_idle_ms: int | None,
     message_bytes_max: int | None,
     as_json: bool,
 ) -> None:
@@ -119,12 +129,13 @@ def create(
 
     Example:  onward topics create otp --lifetime 1h --message-bytes-max 4KiB
     """
-    with connect() as mq:
+    with connect(create=True) as mq:
         topic = mq.create_topic(
-            name, lifetime=lifetime, expires_at=expires_at, rule=rule or "read-write",
-            message_bytes_max=message_bytes_max or 0, retention=retention,
+            name, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule or "read-write",
+            message_bytes_max=message_bytes_max or 0, retention_ms=retention_ms,
             retention_bytes=retention_bytes or 0, retention_group=retention_group or "",
-            exist_ok=exist_ok,
+            keep_unfinished=bool(keep_unfinished), exist_ok=exist_ok,
+            expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
     _print_topic(topic, as_json=as_json)
 
@@ -151,12 +162,14 @@ def change(
     *,
     connect: Connect,
     name: str,
-    lifetime: int | None,
+    lifetime_ms: int | None,
     expires_at: int | None,
     rule: Rule | None,
-    retention: int | None,
+    retention_ms: int | None,
     retention_bytes: int | None,
     retention_group: str | None,
+    keep_unfinished: bool | None,
+    expires_idle_ms: int | None,
     message_bytes_max: int | None,
     as_json: bool,
 ) -> None:
@@ -164,14 +177,15 @@ def change(
 
     Example:  onward topics change orders --rule read-only
     """
-    given = (lifetime, expires_at, rule, retention, retention_bytes, message_bytes_max)
-    if all(value is None for value in (*given, retention_group)):
+    given = (lifetime_ms, expires_at, rule, retention_ms, retention_bytes, message_bytes_max)
+    if all(value is None for value in (*given, retention_group, keep_unfinished, expires_idle_ms)):
         raise click.UsageError("nothing to change", click.get_current_context())
     with connect() as mq:
         topic = mq.change_topic(
-            name, lifetime=lifetime, expires_at=expires_at, rule=rule, retention=retention,
-            retention_bytes=retention_bytes, retention_group=retention_group,
-            message_bytes_max=message_bytes_max,
+            name, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule,
+            retention_ms=retention_ms, retention_bytes=retention_bytes,
+            retention_group=retention_group, message_bytes_max=message_bytes_max,
+            keep_unfinished=keep_unfinished, expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
     _print_topic(topic, as_json=as_json)
 
@@ -228,9 +242,14 @@ def _words(topic: onward.TopicDescription) -> dict[str, str | None]:
         "offsets": f"{topic.first_offset} to {topic.next_offset - 1}" if topic.messages else "none",
         "created": _moment(topic.created_at_ms),
         "expires": _moment(topic.expires_at_ms) or "never",
+        "expires when idle for": format_duration(topic.expires_idle_ms)
+        if topic.expires_idle_ms
+        else "never",
         "retention": _duration(topic.retention_ms),
         "retention bytes": _size(topic.retention_bytes, "no limit"),
         "retention group": topic.retention_group or "none",
+        "keep unfinished": "yes" if topic.keep_unfinished else "no",
+        "carried over": f"{topic.carried:,}",
         "message bytes max": _size(topic.message_bytes_max, "as the settings say"),
         "readers": str(topic.readers),
     }

@@ -27,7 +27,7 @@ class Wish(TypedDict):
     mode: Mode | None
     retry: RetryPolicy | None
     at_most_once: bool | None
-    lease: int | None
+    lease_ms: int | None
     tags: Sequence[str] | None
     all_tags: Sequence[str] | None
     headers: dict[str, str] | None
@@ -35,6 +35,7 @@ class Wish(TypedDict):
     tenants: dict[str, float] | None
     key_rate: float | None
     key_concurrency: int | None
+    expires_idle_ms: int | None
 
 
 def wish_options(decorated: _Command) -> _Command:
@@ -51,7 +52,7 @@ def wish_options(decorated: _Command) -> _Command:
             help="Finished when it is handed out, instead of when it is acked.",
         ),
         click.option(
-            "--lease", type=DURATION, metavar="DURATION",
+            "--lease", "lease_ms", type=DURATION, metavar="DURATION",
             help="How long a member may hold a message without a word.",
         ),
         click.option("--tag", "tags", multiple=True, metavar="TEXT",
@@ -68,6 +69,8 @@ def wish_options(decorated: _Command) -> _Command:
                      help="Deliveries of one key per second; 0 for no limit."),
         click.option("--key-concurrency", type=click.IntRange(0), metavar="N",
                      help="Deliveries of one key at a time; 0 for no limit."),
+        click.option("--expires-idle", "expires_idle_ms", type=DURATION, metavar="DURATION",
+                     help="Delete it when it had no member for so long; 0 for never."),
     ]  # fmt: skip
     for option in reversed(options):
         decorated = option(decorated)
@@ -82,10 +85,11 @@ def as_wish(given: dict[str, Any]) -> Wish:
         raise click.UsageError(f"--retry: {error}", click.get_current_context()) from None
     return Wish(
         mode=given["mode"], retry=retry, at_most_once=given["at_most_once"],
-        lease=given["lease"], tags=given["tags"] or None, all_tags=given["all_tags"] or None,
+        lease_ms=given["lease_ms"], tags=given["tags"] or None, all_tags=given["all_tags"] or None,
         headers=dict(given["headers"]) or None, priorities=given["priorities"],
         tenants={name: _weight(text) for name, text in given["tenants"]} or None,
         key_rate=given["key_rate"], key_concurrency=given["key_concurrency"],
+        expires_idle_ms=given["expires_idle_ms"],
     )  # fmt: skip
 
 

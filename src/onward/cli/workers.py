@@ -1,7 +1,8 @@
 """Processes that are started again when they die, until they are told to stop.
 
     starting ──▶ running ──▶ dead ──▶ a pause, longer each time ──▶ starting ...
-                                 └──▶ exit code 2: another one would end the same way, so all stop
+                                 └──▶ exit code 2 or 7: another one would end the same way, so all
+                                      stop
 
     first signal    SIGTERM to all of them; each ends what it does
     second signal   SIGKILL to all of them
@@ -28,6 +29,9 @@ PAUSE_S_MIN = 0.5
 PAUSE_S_MAX = 30.0
 EXIT_WRONG = 2
 """How a worker ends when a request of its App is wrong: only a change of the program helps."""
+EXIT_CONFLICT = 7
+"""How a worker ends when a group has other settings than its App: only an operator helps."""
+EXITS_FOR_GOOD = (EXIT_WRONG, EXIT_CONFLICT)
 STEADY_S = 60.0
 """One that lived so long did not die of how it starts."""
 
@@ -48,15 +52,15 @@ def next_pause_s(pause_s: float, *, lived_s: float) -> float:
 async def supervise(command: Sequence[str], count: int) -> int:
     """Keep `count` processes alive until a signal; return 0 when all of them ended well.
 
-    2 when one of them said that its App is wrong: then none is started again.
+    2 or 7 when one of them said that its App cannot run: then none is started again.
     """
     workers = Workers(command)
     with on_signals(workers.stop, workers.kill):
         async with asyncio.TaskGroup() as group:
             for number in range(1, count + 1):
                 group.create_task(workers.keep_alive(number))
-    if workers.is_wrong:
-        return EXIT_WRONG
+    if workers.gave_up_with:
+        return workers.gave_up_with
     return 0 if workers.ended_well else 1
 
 
@@ -65,13 +69,18 @@ class Workers:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.ended_well = True
-        self.is_wrong = False
+        self.gave_up_with = 0
+        """The exit code of the worker after which no other one was started."""
         self._command = command
         self._alive: set[Process] = set()
         self._is_stopping = asyncio.Event()
 
     def stop(self) -> None:
         """Tell all of them to end."""
+        if not self._is_stopping.is_set():
+            count = len(self._alive)
+            words = "1 worker ends" if count == 1 else f"{count} workers end"
+            logger.info("stopping: %s what runs; press again to leave at once", words)
         self._is_stopping.set()
         for process in self._alive:
             process.terminate()
@@ -91,8 +100,8 @@ class Workers:
             if self._is_stopping.is_set():
                 self.ended_well &= code == 0
                 return
-            if code == EXIT_WRONG:
-                self._give_up(number)
+            if code in EXITS_FOR_GOOD:
+                self._give_up(number, code)
                 return
             pause_s = next_pause_s(pause_s, lived_s=loop.time() - started_at)
             logger.warning(
@@ -101,12 +110,12 @@ class Workers:
             )  # fmt: skip
             await self._pause(pause_s)
 
-    def _give_up(self, number: int) -> None:
+    def _give_up(self, number: int, code: int) -> None:
         logger.error(
             "worker %d ended with exit code %d: its app cannot run as it is (it says why above), "
-            "and another worker could not either; stopping", number, EXIT_WRONG,
+            "and another worker could not either; stopping", number, code,
         )  # fmt: skip
-        self.is_wrong, self.ended_well = True, False
+        self.gave_up_with, self.ended_well = self.gave_up_with or code, False
         self.stop()
 
     async def _run_one(self, number: int) -> int:

@@ -1,6 +1,6 @@
 """Where a broker is, as text.
 
-localhost:7700            one broker; the port may be left out
+localhost:7700            one broker; the port may be left out; `tcp://` may stand before it
 a:7700,b:7700             several; the first that answers is used
 unix:/run/onward.sock     a Unix socket
 file:./folder             a broker inside this process, on that folder
@@ -56,6 +56,13 @@ def _parse(text: str) -> Address:
                 raise InvalidRequest(f"address {text!r} names no path")
             return Address(scheme, place)
     text = text.removeprefix("tcp://").removeprefix("onward://")
+    scheme, found, rest = text.partition("://")
+    if found:
+        raise InvalidRequest(
+            f"address {text!a}: an address has no scheme {scheme!a}; write it as {rest!a}"
+        )
+    if text == "memory":
+        raise InvalidRequest("address 'memory' is a host: did you mean 'memory:'?")
     host, port = _split_port(text)
     try:
         host.encode("idna")

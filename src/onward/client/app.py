@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack
 
-from onward.client.app_run import STOP_MS, AppRun
+from onward.client.app_run import STOP, AppRun
 from onward.client.client import Client, connect
+from onward.client.declared import Declared, RecurringOptions, declared, set_declared
 from onward.client.options import ConsumeOptions
 from onward.client.receipt import Receipt
 from onward.client.scheduled import ScheduledReceipt
 from onward.client.signals import on_signals
 from onward.client.sync import SyncClient
-from onward.client.topics import Duration, duration_ms
 from onward.client.work import Middleware, Work, make_work
 from onward.client.work_run import Settled
+from onward.durations import Duration, either_ms, format_duration
 from onward.errors import InvalidRequest, NotConnected
 from onward.loops import loop_factory
 from onward.settings import Settings
@@ -39,7 +41,15 @@ M = TypeVar("M", bound=Middleware)
 Hook = Callable[[], Awaitable[None] | None]
 H = TypeVar("H", bound=Hook)
 
+logger = logging.getLogger("onward.app")
+
 EXIT_INTERRUPTED = 130
+WAITING_S = 1.0
+"""After so long without a broker it is worth a line."""
+_NOT_RUNNING = (
+    "this app does not run in this process: publish from elsewhere with a client of its own, "
+    "'async with onward.connect(...)' or 'with onward.connect_sync(...)'"
+)
 
 
 class App:
@@ -64,15 +74,20 @@ class App:
         settings: Settings | None = None,
         name: str | None = None,
         token: str | None = None,
-        stop: Duration = STOP_MS,
+        stop: Duration | None = None,
+        stop_ms: int | None = None,
+        apply: bool = False,
     ) -> None:
         self.address = address
+        self.apply = apply
+        """Whether groups get the settings of the functions, where they have other ones."""
         self.works: list[Work] = []
         self._settings = settings
         self._name = name
         self._token = token
-        self._stop_ms = duration_ms(stop)
+        self._stop_ms = either_ms("stop", stop, stop_ms, default=STOP)
         self._middleware: list[Middleware] = []
+        self._declared: list[Declared] = []
         self._on_start: list[Hook] = []
         self._on_stop: list[Hook] = []
         self._client: Client | None = None
@@ -123,6 +138,42 @@ class App:
 
         return register
 
+    def recurring(
+        self,
+        name: str,
+        topic: str | None = None,
+        body: object = "",
+        **options: Unpack[RecurringOptions],
+    ) -> Callable[[F], F]:
+        """Declare a message that is published again and again, by `cron` or `every` so often.
+
+        Above a consumer it is published to the topic of that function; with a topic it needs no
+        function: `app.recurring("tick", "ticks", every="10m")`. The schedule is set when the App
+        starts, if there is none or another one; one that an operator has paused stays paused. The
+        options are those of `Client.set_recurring`.
+
+        >>> app = App("memory:")
+        >>> @app.recurring("report", cron="0 9 * * MON-FRI", zone="Europe/Berlin")
+        ... @app.consumer("reports", group="reporter")
+        ... async def report(body: str) -> None: ...
+        """
+        if topic is not None:
+            self._declare(declared(name, topic, body, options, works=self.works))
+
+        def register(function: F) -> F:
+            if topic is None:
+                self._declare(
+                    declared(name, topic, body, options, works=self.works, function=function)
+                )
+            return function
+
+        return register
+
+    def _declare(self, declaration: Declared) -> None:
+        if any(one.name == declaration.name for one in self._declared):
+            raise InvalidRequest(f"recurring {declaration.name!r} is declared twice")
+        self._declared.append(declaration)
+
     def middleware(self, function: M) -> M:
         """Put a function around every call: `async def timed(delivery, call_next)`.
 
@@ -169,14 +220,14 @@ class App:
     def mq(self) -> Client:
         """The client of this App, while it runs."""
         if self._client is None:
-            raise NotConnected("this app does not run")
+            raise NotConnected(_NOT_RUNNING)
         return self._client
 
     @property
     def sync(self) -> SyncClient:
         """The same client for functions that run in threads: its calls block."""
         if self._sync is None:
-            raise NotConnected("this app does not run")
+            raise NotConnected(_NOT_RUNNING)
         return self._sync
 
     async def publish(self, topic: str, body: object, **options: Any) -> Receipt | ScheduledReceipt:
@@ -188,6 +239,18 @@ class App:
         """Stop gracefully; from any thread, also from inside a function."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop_on_signal(self) -> None:
+        """Stop as `stop` does, and say what is waited for: somebody may sit at a terminal."""
+        if self._run is not None and (count := self._run.running_count):
+            calls = "1 call" if count == 1 else f"{count} calls"
+            most = format_duration(self._stop_ms)
+            logger.info(
+                "stopping: waits for %s, at most %s; press again to leave at once", calls, most
+            )
+        else:
+            logger.info("stopping")
+        self._stop()
 
     def _stop(self) -> None:
         if self._run is not None:
@@ -206,8 +269,8 @@ class App:
         assert task is not None
         self._check_ready()
         self._loop = asyncio.get_running_loop()
-        with on_signals(self.stop, task.cancel) if signals else contextlib.nullcontext():
-            if not await self._connect(client):
+        with on_signals(self._stop_on_signal, task.cancel) if signals else contextlib.nullcontext():
+            if not await self._connect(client, address or self.address):
                 return
             try:
                 async with self.running(client) as run:
@@ -235,8 +298,9 @@ class App:
         try:
             self._run = AppRun(
                 self.works, client=client, middleware=self._middleware, stop_ms=self._stop_ms,
-                on_settled=on_settled,
+                on_settled=on_settled, apply=self.apply,
             )  # fmt: skip
+            await set_declared(client, self._declared, works=self.works)
             await _call_all(self._on_start)
             try:
                 yield self._run
@@ -245,8 +309,11 @@ class App:
         finally:
             self._client = self._sync = self._run = self._loop = None
 
-    async def _connect(self, client: Client) -> bool:
+    async def _connect(self, client: Client, address: str) -> bool:
         """Connect; False when told to stop meanwhile."""
+        waiting = asyncio.get_running_loop().call_later(
+            WAITING_S, logger.warning, "no broker at %s yet, trying again", address
+        )
         try:
             async with asyncio.timeout(None) as opening:
                 self._opening = opening
@@ -256,6 +323,7 @@ class App:
                 raise
             return False
         finally:
+            waiting.cancel()
             self._opening = None
         return True
 
@@ -267,11 +335,17 @@ class App:
 
     def _check_new(self, work: Work) -> None:
         for other in self.works:
-            both = set(other.topics) & set(work.topics)
-            if other.group == work.group and both:
+            if other.group != work.group:
+                continue
+            if both := set(other.topics) & set(work.topics):
                 raise InvalidRequest(
                     f"{other.name!r} and {work.name!r} both consume {sorted(both)[0]!r} in group "
                     f"{work.group!r}: each message would go to one of them; use two groups"
+                )
+            if name := other.differs(work):
+                raise InvalidRequest(
+                    f"{other.name!r} and {work.name!r} are of group {work.group!r} and give it "
+                    f"different settings: {name!r}; use two groups, or say it once"
                 )
 
 

@@ -15,14 +15,14 @@ from types import CodeType
 
 from onward.client.blocked import THRESHOLD_MS, LoopWatch, code_of
 from onward.client.client import Client
-from onward.client.topics import duration_ms
 from onward.client.work import Middleware, Work
 from onward.client.work_run import Settled, WorkRun
+from onward.durations import either_ms
 from onward.errors import OnwardError
 
 logger = logging.getLogger("onward.app")
 
-STOP_MS = 30_000
+STOP = "30s"
 
 
 class AppRun:
@@ -30,13 +30,14 @@ class AppRun:
 
     def __init__(
         self, works: Sequence[Work], *, client: Client, middleware: Sequence[Middleware] = (),
-        stop_ms: int = STOP_MS, blocked_ms: int | None = None, on_settled: Settled | None = None,
+        stop_ms: int, blocked_ms: int | None = None, on_settled: Settled | None = None,
+        apply: bool = False,
     ) -> None:  # fmt: skip
         self.works = works
         self._runs = [
             WorkRun(
                 work, client=client, middleware=middleware, stop_ms=stop_ms, on_settled=on_settled,
-                on_joined=self._note_joined,
+                on_joined=self._note_joined, apply=apply,
             )
             for work in works
         ]  # fmt: skip
@@ -68,6 +69,11 @@ class AppRun:
         self._is_stopping.set()
         for run in self._runs:
             run.stop()
+
+    @property
+    def running_count(self) -> int:
+        """How many calls of functions run now."""
+        return sum(run.slots.running for run in self._runs)
 
     async def joined(self) -> None:
         """Wait until every consumer is a member of its group, or the run is over."""
@@ -105,5 +111,6 @@ def _names(works: Sequence[Work]) -> dict[CodeType, str]:
 
 def _threshold_ms(works: Sequence[Work]) -> int:
     """Return after how long a blocked loop is worth a warning: before the first lease runs out."""
-    leases = [lease for work in works if (lease := work.options.get("lease")) is not None]
-    return min([THRESHOLD_MS, *(duration_ms(lease) // 3 for lease in leases)])
+    options = [work.options for work in works]
+    leases_ms = [either_ms("lease", one.get("lease"), one.get("lease_ms")) for one in options]
+    return min([THRESHOLD_MS, *(lease_ms // 3 for lease_ms in leases_ms if lease_ms is not None)])

@@ -12,9 +12,12 @@ from typing import Any
 from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.reader import CREDIT_BYTES, Reader
-from onward.client.topics import Duration, TopicDescription
+from onward.client.topics import TopicDescription
 from onward.clock import Clock
+from onward.durations import Duration
+from onward.errors import InvalidRequest
 from onward.message.message import Message
+from onward.message.relative import REVISION, Relative
 from onward.protocol.payloads import Start
 
 
@@ -41,7 +44,7 @@ class Asking(ABC):
         """Return the durability that is meant: the client's own when none is given."""
 
     @abstractmethod
-    def _deadline(self, timeout: Duration | None) -> float:
+    def _deadline(self, timeout: Duration | None, timeout_ms: int | None) -> float:
         """Return when a call that begins now has taken too long, by the clock of the loop."""
 
     @abstractmethod
@@ -52,6 +55,17 @@ class Asking(ABC):
     async def topic(self, topic: str) -> TopicDescription:
         """Return what there is to know of one topic."""
 
+    def _check_relative(self, *given: object) -> None:
+        """Raise when a time is relative, and the broker is too old to resolve it."""
+        link = self._keeper().link
+        if link is None or link.welcome.revision >= REVISION:
+            return
+        if any(isinstance(getattr(one, "time_ms", one), Relative) for one in given):
+            raise InvalidRequest(
+                f"broker {link.welcome.node!r} is older than this client and cannot resolve a "
+                "time that is relative to its clock: update the broker, or give the time itself"
+            )
+
     def _reader(self, topic: str, start: Start | str, credit_bytes: int = CREDIT_BYTES) -> Reader:
         """Return a reader to the end of a topic."""
         return Reader(
@@ -61,4 +75,13 @@ class Asking(ABC):
         )  # fmt: skip
 
     def _reader_at(self, topic: str, offset: int, credit_bytes: int) -> Reader:
-        return self._reader(topic, Start(offset=offset), credit_bytes)
+        """Return a reader of what groups have: also of what outlives retention for them."""
+        return Reader(
+            self._keeper(), topic, follow=False, timeout_s=self._timeout_s, kept=True,
+            start=Start(offset=offset), credit_bytes=credit_bytes,
+        )  # fmt: skip
+
+    async def _first_kept(self, topic: str) -> int:
+        """Return the offset from which on messages of a topic may be there for its groups."""
+        described = await self.topic(topic)
+        return 0 if described.carried else described.first_offset

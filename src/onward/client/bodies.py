@@ -1,17 +1,30 @@
-"""What users give, as bytes: bytes stay, text is UTF-8, everything else is JSON."""
+"""Bodies as bytes: bytes stay, text is UTF-8, everything else is JSON.
+
+Whatever a function of an App may take as its body (`client.signature`) can be published: values of
+JSON, dataclasses, `msgspec.Struct`, pydantic models, alone or inside of each other.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from onward.errors import InvalidRequest
 
-_encode = msgspec.json.Encoder().encode
-_encode_finite = json.JSONEncoder(allow_nan=False).encode
+
+def _encode_unknown(value: object) -> object:
+    """Return the JSON of a value that msgspec does not know; a pydantic model knows its own."""
+    serializer: Any = getattr(type(value), _PYDANTIC, None)
+    if serializer is None:
+        raise TypeError(f"a {type(value).__name__} cannot be encoded as JSON")
+    return msgspec.Raw(serializer.to_json(value, by_alias=True))
+
+
+_PYDANTIC = "__pydantic_serializer__"
+_encode = msgspec.json.Encoder(enc_hook=_encode_unknown).encode
 
 
 def encode_body(body: object) -> bytes:
@@ -28,24 +41,48 @@ def encode_body(body: object) -> bytes:
         return body.encode() if isinstance(body, str) else _as_json(body)
     except (TypeError, msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise InvalidRequest(
-            f"a body is bytes, text or something JSON can say, not {type(body).__name__}: {error}"
+            f"a body is bytes, UTF-8 text or something JSON can say: {error}"
         ) from None
 
 
 def _as_json(body: object) -> bytes:
-    """Return the JSON of a body; numbers that JSON has not, NaN and Infinity, are a `ValueError`.
+    """Return the JSON of a body, or raise `InvalidRequest` for NaN and Infinity.
 
-    Our encoder says null for them, so only what has a null in it is looked at more closely.
+    The encoder writes null for these numbers, so only JSON with a null in it is searched for them.
     """
-    encoded = _encode(body)
-    if b"null" in encoded:
-        _encode_finite(msgspec.to_builtins(body, str_keys=True, enc_hook=_as_is))
+    # A pydantic dataclass is a dataclass to msgspec, which does not know its aliases.
+    has_own = type(body) is not dict and hasattr(type(body), _PYDANTIC)
+    encoded = _encode(_encode_unknown(body) if has_own else body)
+    if b"null" in encoded and (found := _not_finite(_values_of(body), "$")):
+        raise InvalidRequest(f"a body of JSON cannot hold {found}: JSON has no such number")
     return encoded
 
 
-def _as_is(raw: object) -> str:
-    """Stand for a part that is JSON already, `msgspec.Raw`."""
-    return type(raw).__name__
+def _values_of(value: object) -> object:
+    """Return the dicts, lists and numbers that a body is encoded from."""
+    serializer: Any = getattr(type(value), _PYDANTIC, None)
+    if serializer is not None:
+        return _values_of(serializer.to_python(value, by_alias=True))
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_values_of_unknown)
+
+
+def _values_of_unknown(value: object) -> object:
+    if isinstance(value, msgspec.Raw):
+        return None  # JSON already
+    return _values_of(value)
+
+
+def _not_finite(value: object, path: str) -> str:
+    """Return the first NaN or Infinity of a value, and where it is; "" when there is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} (at {path})"
+    if isinstance(value, dict):
+        items = ((f"{path}.{key}", one) for key, one in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{path}[{number}]", one) for number, one in enumerate(value))
+    else:
+        return ""
+    return next(filter(None, (_not_finite(one, at) for at, one in items)), "")
 
 
 def encode_bodies(bodies: Iterable[object]) -> list[bytes]:

@@ -14,12 +14,11 @@ from difflib import get_close_matches
 from onward.client.credit import CREDIT_MAX
 from onward.client.groups import make_wish
 from onward.client.options import ConsumeOptions
-from onward.clock import SystemClock
 from onward.errors import InvalidRequest
 from onward.message.names import check_member_name
 
 NAMES = tuple(ConsumeOptions.__annotations__)
-OF_THE_MEMBER = frozenset(("member", "credit", "refuse", "position"))
+OF_THE_MEMBER = frozenset(("member", "credit", "refuse", "apply", "position"))
 """The other ones are settings of the group."""
 APP_NAMES = ("concurrency", "ordered", "batch")
 
@@ -48,7 +47,7 @@ def _check(function: str, name: str, options: Mapping[str, object]) -> None:
     try:
         _check_member(options)
         wished = {one: value for one, value in options.items() if one not in OF_THE_MEMBER}
-        make_wish(now_ms=SystemClock().now_ms(), **wished)  # type: ignore[arg-type]
+        make_wish(**wished)  # type: ignore[arg-type]
     except (InvalidRequest, TypeError, ValueError, AttributeError) as error:
         where = f", option {name!r}" if name else ""
         raise InvalidRequest(f"consumer {function!r}{where}: {error}") from error
@@ -61,8 +60,9 @@ def _check_member(options: Mapping[str, object]) -> None:
         check_member_name(str(options["member"]))
     if credit is not None and (type(credit) is not int or not 1 <= credit <= CREDIT_MAX):
         raise InvalidRequest(f"credit is 1 to {CREDIT_MAX} messages, not {credit!r}")
-    if not isinstance(options.get("refuse", False), bool):
-        raise InvalidRequest(f"refuse is True or False, not {options['refuse']!r}")
+    for name in ("refuse", "apply"):
+        if not isinstance(options.get(name, False), bool):
+            raise InvalidRequest(f"{name} is True or False, not {options[name]!r}")
     if position is not None and not isinstance(position, str | os.PathLike):
         raise InvalidRequest(f"position is the path of a file, not {position!r}")
     if position is not None and options.get("mode", "broadcast") != "broadcast":

@@ -5,7 +5,7 @@
                                          ├─ groups, dead letters, find, explain   (group_calls)
                                          ├─ cancel, reschedule, calendar, ...     (schedule_calls)
                                          ├─ topic_ends, publish_encoded, ...      (pipeline_calls)
-                                         └─ topics, create_topic, ... status      (requests)
+                                         └─ topics, create_topic, ...             (topic_calls)
 
 Every call has a deadline. An error says who must act: see `onward.errors`. What only asks is asked
 again by itself when the connection is lost; what changes something is not, except publishes, which
@@ -21,55 +21,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast, overload
+from typing import Any, Literal, NoReturn, Self, Unpack, cast, overload
 
 import msgspec
 
 from onward.client import scheduled as when_of
 from onward.client.address import Address, parse_addresses
+from onward.client.backlog_calls import BacklogCalls
 from onward.client.bodies import encode_bodies, encode_body
 from onward.client.consume_calls import ConsumeCalls
-from onward.client.group_calls import GROUP_ASKS, GroupCalls
-from onward.client.keeper import Dial, Keeper
+from onward.client.group_calls import GROUP_ASKS
+from onward.client.keeper import Dial, Keeper, socket_dial
 from onward.client.link import Link
 from onward.client.message_parts import Tags, check_column, joined_tags, optional_parts
 from onward.client.pipeline_calls import PIPELINE_ASKS, PipelineCalls
 from onward.client.producer import Producer
 from onward.client.reader import Reader, ReadStart
-from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.schedule_calls import SCHEDULE_ASKS, ScheduleCalls
-from onward.client.schedule_times import NOW, At, Delay, Delays, Times, When
+from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
+from onward.client.schedule_calls import SCHEDULE_ASKS
+from onward.client.schedule_times import NOW, At, Delays, Times, When
 from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledBatchReceipt, ScheduledReceipt
+from onward.client.topic_calls import TOPIC_ASKS, TopicCalls
 from onward.client.topics import (
-    Duration,
-    TopicDescription,
+    after_start,
     check_end,
-    duration_ms,
-    instant_ms,
     read_start,
+    timeout_seconds,
 )
 from onward.clock import Clock, SystemClock
+from onward.durations import Duration
 from onward.errors import (
     InvalidRequest,
     MessageTooLarge,
     NotConnected,
     OffsetOutOfRange,
     OutcomeUnknown,
-    UnknownTopic,
 )
 from onward.message.message import Message
 from onward.message.names import check_topic_name
+from onward.message.texts import check_text
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import Durability, decode_error, decode_reply
 from onward.settings import Settings
 
-DurabilityName = Literal["memory", "interval", "disk", "quorum"]
-
 _ASKS_ONLY = (
-    frozenset({"topic.list", "topic.describe", "status"})
-    | GROUP_ASKS | SCHEDULE_ASKS | PIPELINE_ASKS
+    frozenset({"status"}) | TOPIC_ASKS | GROUP_ASKS | SCHEDULE_ASKS | PIPELINE_ASKS
 )  # fmt: skip
-_PAGE = 5_000
+TIMEOUT_S = 30.0
 _DURABILITIES = {one.name.lower(): int(one) for one in Durability}
 
 
@@ -78,15 +76,27 @@ def connect(
     *,
     token: str | None = None,
     name: str | None = None,
-    timeout: Duration = "30s",
+    timeout: Duration | None = None,
+    timeout_ms: int | None = None,
+    connect_timeout: Duration | None = None,
+    connect_timeout_ms: int | None = None,
+    fail_fast: bool = False,
+    wait_for_broker: bool = True,
     durability: DurabilityName | None = None,
     settings: Settings | None = None,
+    create: bool = True,
 ) -> Client:
     """Return a client to use with `async with`.
 
     `address` names one or more brokers, a Unix socket, or a broker inside this process: see
-    `onward.client.address`. `durability` is what publishes ask for unless they say otherwise;
-    without it the broker decides. `settings` is for a broker inside this process.
+    `onward.client.address`. `timeout` is the deadline of each call, 30 s unless given.
+    `durability` is what publishes ask for unless they say otherwise; without it the broker
+    decides. `settings` is for a broker inside this process; without `create` the folder of a
+    `file:` address must hold a log already.
+
+    Opening tries until `connect_timeout` (without it, `timeout`) to reach a broker; with
+    `fail_fast` it raises at once when nobody listens at any of the addresses. Without
+    `wait_for_broker` opening returns at once: calls wait for a broker until their own deadline.
 
     >>> async def main() -> str:
     ...     async with connect("memory:") as mq:
@@ -95,31 +105,45 @@ def connect(
     >>> asyncio.run(main())
     'orders/0'
     """
+    for field, text in (("name", name), ("token", token)):
+        if text is not None:
+            check_text(field, text)
+    timeout_s = timeout_seconds("timeout", timeout, timeout_ms)
     return Client(
         parse_addresses(address), token=token, name=name or f"python-{os.getpid()}",
-        timeout_s=duration_ms(timeout) / 1000, durability=_durability(durability),
-        settings=settings,
+        timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
+        durability=_durability(durability), settings=settings,
+        connect_timeout_s=timeout_seconds("connect_timeout", connect_timeout, connect_timeout_ms),
+        fail_fast=fail_fast, wait_for_broker=wait_for_broker, create=create,
     )  # fmt: skip
 
 
-class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
+class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
     """A connection to Onward that mends itself. Made by `connect`."""
 
     def __init__(
         self, addresses: list[Address], *, token: str | None, name: str, timeout_s: float,
         durability: int, settings: Settings | None = None, dials: list[Dial] | None = None,
         producer_id: int | None = None, clock: Clock | None = None, jitter: Random | None = None,
+        connect_timeout_s: float | None = None, fail_fast: bool = False, create: bool = True,
+        wait_for_broker: bool = True,
     ) -> None:  # fmt: skip
         self._addresses = addresses
         self._token = token
         self._name = name
         self._timeout_s = timeout_s
+        self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
+        self._fails_fast = fail_fast
+        self._waits = wait_for_broker
+        self._creates = create
         self._durability = durability
         self._settings = settings
         self._dials = dials
+        self._given_producer_id = producer_id
         self._producer_id = producer_id or secrets.randbits(63) | 1
         self._embedded: Any = None
         self._opened: tuple[Keeper, Producer] | None = None
+        self._opening = asyncio.Lock()
         self._clock = clock or SystemClock()
         self._jitter = jitter
 
@@ -127,6 +151,12 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         """Connect, or raise why that is not possible."""
         await self.open()
         return self
+
+    def __enter__(self) -> NoReturn:
+        """Refuse `with`, which this client cannot be used with."""
+        raise TypeError("use 'async with onward.connect(...)', or 'with onward.connect_sync(...)'")
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aexit__(
         self,
@@ -138,20 +168,35 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         await self.close(drain=error is None)
 
     async def open(self) -> None:
-        """Connect; `async with` does it by itself."""
-        if self._opened is not None:
-            raise InvalidRequest("this client is open already")
+        """Connect; `async with` does it by itself. An open client stays as it is.
+
+        In a forked child this opens a connection of its own.
+        """
+        if self._opened is not None and self._opened[0].is_forked:
+            self._forget()
+        async with self._opening:
+            if self._opened is None:
+                await self._open()
+            else:
+                self._opened[0].check_here()
+
+    async def _open(self) -> None:
+        # A new producer for each connection that is opened: its sequences begin at 1.
+        self._producer_id = self._given_producer_id or secrets.randbits(63) | 1
         keeper = Keeper(
             await self._make_dials(), name=self._name, token=self._token, jitter=self._jitter,
             addresses=[str(address) for address in self._addresses],
+            probe=None if self._dials is not None else self._speaks_tls,
         )  # fmt: skip
         producer = Producer(
             producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock
         )
         keeper.listen(producer.use)
+        keeper.listen_final(producer.close)
         keeper.listen(self._use_in_pipeline)
         try:
-            await keeper.open(timeout_s=self._timeout_s)
+            timeout_s = self._connect_timeout_s if self._waits else None
+            await keeper.open(timeout_s=timeout_s, fail_fast=self._fails_fast)
         except BaseException:
             await self._close_embedded()
             raise
@@ -162,6 +207,10 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         if self._opened is None:
             return
         keeper, producer = self._opened
+        if keeper.is_forked:
+            self._forget()
+            return
+        keeper.check_here()
         await self._consumers.close()
         await self._end_pipeline(drain=drain)
         if drain:
@@ -170,6 +219,13 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         producer.close(NotConnected("the client is closed"))
         await keeper.close()
         await self._close_embedded()
+
+    def _forget(self) -> None:
+        """Forget a connection of the parent process, which goes on with it."""
+        self._opened = self._embedded = None
+        self._opening = asyncio.Lock()
+        self._forget_pipeline()
+        self.__dict__.pop("_consumers", None)
 
     # --- publish -----------------------------------------------------------------------------
 
@@ -193,12 +249,14 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         trace_id: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
-        delay: Delay | None = None,
+        delay: Duration | None = None,
+        delay_ms: int | None = None,
         at: At | None = None,
         unique: str | None = None,
         replace: bool = False,
         durability: DurabilityName | None = None,
         timeout: Duration | None = None,
+        timeout_ms: int | None = None,
     ) -> Receipt | ScheduledReceipt:
         """Publish one message and return when it is as safe as asked for.
 
@@ -206,7 +264,8 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         by themselves. Raises `OutcomeUnknown` only when it may have been stored or not; what was
         not sent by its deadline is taken back, and raises `NotConnected`. With `delay` or `at` it
         waits for its time; under a business key (`unique`) one waits at a time, which a later one
-        may `replace`: see `ScheduledReceipt`.
+        may `replace`: see `ScheduledReceipt`. A duration is text with a unit (`delay="45m"`), a
+        timedelta, or a number under the name that says so (`delay_ms=500`).
 
         >>> async def main() -> Receipt:
         ...     async with connect("memory:") as mq:
@@ -216,16 +275,16 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         """
         producer = self._producer()
         deadline = None
-        if timeout is not None or not producer.has_space:
-            deadline = self._deadline(timeout)
+        if timeout is not None or timeout_ms is not None or not producer.has_space:
+            deadline = self._deadline(timeout, timeout_ms)
             await producer.space(deadline=deadline)
         future = self._publish(
-            producer, topic, body, durability, (delay, at, unique, replace), key=key,
+            producer, topic, body, durability, (delay, delay_ms, at, unique, replace), key=key,
             headers=headers, tag=tag, trace_id=trace_id, priority=priority, tenant=tenant,
         )  # fmt: skip
         if deadline is None:
             return await future  # type: ignore[no-any-return]  # its kind follows from the time
-        sent_to = topic if delay is None and at is None else SCHEDULE_TOPIC
+        sent_to = topic if delay is None and delay_ms is None and at is None else SCHEDULE_TOPIC
         return await producer.answer(future, sent_to, deadline=deadline)
 
     @overload
@@ -248,7 +307,8 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         trace_id: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
-        delay: Delay | None = None,
+        delay: Duration | None = None,
+        delay_ms: int | None = None,
         at: At | None = None,
         unique: str | None = None,
         replace: bool = False,
@@ -268,7 +328,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         producer = self._producer()
         producer.check_space()
         return self._publish(
-            producer, topic, body, durability, (delay, at, unique, replace), key=key,
+            producer, topic, body, durability, (delay, delay_ms, at, unique, replace), key=key,
             headers=headers, tag=tag, trace_id=trace_id, priority=priority, tenant=tenant,
         )  # fmt: skip
 
@@ -293,12 +353,14 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         priorities: Sequence[int | None] | None = None,
         tenants: Sequence[str | None] | None = None,
         delay: Delays | None = None,
+        delay_ms: int | Sequence[int] | None = None,
         at: Times | None = None,
         uniques: Sequence[str | None] | None = None,
         replace: bool = False,
         durability: DurabilityName | None = None,
         compression: Literal["zstd", "lz4"] | None = None,
         timeout: Duration | None = None,
+        timeout_ms: int | None = None,
     ) -> BatchReceipt | ScheduledBatchReceipt:
         """Publish many as one batch, all or none; `delay` and `at` are for all, or one for each.
 
@@ -327,9 +389,9 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         for name, column in columns.items():
             check_column(name, column, count=len(encoded))
         waits = self._schedule_columns(
-            topic, delay, at, uniques, replace=replace, count=len(encoded)
+            topic, delay, delay_ms, at, uniques, replace=replace, count=len(encoded)
         )
-        deadline = self._deadline(timeout)
+        deadline = self._deadline(timeout, timeout_ms)
         await producer.space(deadline=deadline)
         receipt = await producer.publish_many(
             SCHEDULE_TOPIC if waits else topic, encoded, durability=self._asked(durability),
@@ -355,8 +417,9 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
             check_topic_name(topic)  # its open batch, which is the schedule's own, would not do it
         return producer.publish(topic, encoded, durability=asked, optional=optional)
 
-    def _deadline(self, timeout: Duration | None) -> float:
-        timeout_s = self._timeout_s if timeout is None else duration_ms(timeout) / 1000
+    def _deadline(self, timeout: Duration | None, timeout_ms: int | None) -> float:
+        given_s = timeout_seconds("timeout", timeout, timeout_ms)
+        timeout_s = self._timeout_s if given_s is None else given_s
         return asyncio.get_running_loop().time() + timeout_s
 
     # --- read --------------------------------------------------------------------------------
@@ -367,14 +430,16 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         *,
         start: str | int | datetime | timedelta = "earliest",
         end: int | None = None,
+        after: Message | None = None,
         after_event_id: int | None = None,
         follow: bool = False,
     ) -> Reader:
         """Return a reader of a topic, for `async for`.
 
-        `start` is `"earliest"`, `"latest"`, an offset, a time, or how long ago (`"10m"`). It ends
-        before the offset `end`, or at the end of the topic; with `follow` it waits there for new
-        messages. Any number of readers may read a topic; they change nothing.
+        `start` is `"earliest"`, `"latest"`, an offset, a time, or how long ago (`"10m"`); `after`
+        is the last message that was read: the one behind it is the first. It ends before the offset
+        `end`, or at the end of the topic; with `follow` it waits there for new messages. Any number
+        of readers may read a topic; they change nothing.
 
         >>> async def main() -> list[bytes]:
         ...     async with connect("memory:") as mq:
@@ -385,9 +450,12 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         """
         check_topic_name(topic, system=True)
         check_end(end)
+        start = after_start(topic, after, start, after_event_id)
+        begins = read_start(start, after_event_id)
+        self._check_relative(begins)
         return Reader(
             self._keeper(), topic, follow=follow, timeout_s=self._timeout_s, end=end,
-            start=cast(ReadStart, read_start(start, after_event_id, now_ms=self._clock.now_ms())),
+            start=cast(ReadStart, begins),
         )  # fmt: skip
 
     async def get(self, topic: str, offset: int) -> Message:
@@ -403,7 +471,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         check_topic_name(topic, system=True)
         reader = Reader(
             self._keeper(), topic, follow=False, timeout_s=self._timeout_s, credit_bytes=1,
-            start=cast(ReadStart, read_start(offset, None, now_ms=0)),
+            start=cast(ReadStart, read_start(offset)),
         )  # fmt: skip
         batches = reader.batches()
         try:
@@ -418,148 +486,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
             await batches.aclose()
         raise OffsetOutOfRange(f"topic {topic!r} holds no message {offset}")
 
-    # --- topics ------------------------------------------------------------------------------
-
-    async def create_topic(
-        self,
-        topic: str,
-        *,
-        lifetime: Duration | None = None,
-        expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] = "read-write",
-        message_bytes_max: int = 0,
-        retention: Duration | None = None,
-        retention_bytes: int = 0,
-        retention_group: str = "",
-        exist_ok: bool = False,
-    ) -> TopicDescription:
-        """Create a topic. Publishing creates one by itself; this sets how it is to be.
-
-        It lives for ever, or for a `lifetime`, or until `expires_at`. What `retention_group` has
-        not finished is never removed, even before that group exists.
-
-        >>> async def main() -> str:
-        ...     async with connect("memory:") as mq:
-        ...         return (await mq.create_topic("orders", lifetime="1h")).state
-        >>> asyncio.run(main())
-        'active'
-        """
-        ends: dict[str, object] = {}
-        if lifetime is not None:
-            ends["lifetime_ms"] = duration_ms(lifetime)
-        if expires_at is not None:
-            ends["expires_at_ms"] = instant_ms(expires_at)
-        reply = await self._request(
-            {
-                "op": "topic.create", "topic": topic, "exist_ok": exist_ok, "rule": rule, **ends,
-                "retention_ms": 0 if retention is None else duration_ms(retention),
-                "retention_bytes": retention_bytes, "message_bytes_max": message_bytes_max,
-                "retention_group": retention_group,
-            }
-        )  # fmt: skip
-        return msgspec.convert(reply, TopicDescription)
-
-    async def change_topic(
-        self,
-        topic: str,
-        *,
-        lifetime: Duration | None = None,
-        expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] | None = None,
-        message_bytes_max: int | None = None,
-        retention: Duration | None = None,
-        retention_bytes: int | None = None,
-        retention_group: str | None = None,
-    ) -> TopicDescription:
-        """Change what is given, leave the rest.
-
-        `expires_at=0` lets a topic live for ever, `retention_group=""` waits for no group.
-
-        >>> async def main() -> str:
-        ...     async with connect("memory:") as mq:
-        ...         await mq.create_topic("orders")
-        ...         return (await mq.change_topic("orders", rule="read-only")).rule
-        >>> asyncio.run(main())
-        'read-only'
-        """
-        changes: dict[str, object] = {
-            "rule": rule,
-            "message_bytes_max": message_bytes_max,
-            "retention_bytes": retention_bytes,
-            "retention_group": retention_group,
-            "lifetime_ms": None if lifetime is None else duration_ms(lifetime),
-            "expires_at_ms": None if expires_at is None else instant_ms(expires_at),
-            "retention_ms": None if retention is None else duration_ms(retention),
-        }
-        given = {name: value for name, value in changes.items() if value is not None}
-        reply = await self._request({"op": "topic.change", "topic": topic, **given})
-        return msgspec.convert(reply, TopicDescription)
-
-    async def delete_topic(self, topic: str) -> None:
-        """End a topic now: its readers are told, its name is free, its space comes back.
-
-        >>> async def main() -> list[str]:
-        ...     async with connect("memory:") as mq:
-        ...         await mq.create_topic("orders")
-        ...         await mq.delete_topic("orders")
-        ...         return [one.topic for one in await mq.topics()]
-        >>> asyncio.run(main())
-        []
-        """
-        await self._request({"op": "topic.delete", "topic": topic})
-
-    async def topic(self, topic: str) -> TopicDescription:
-        """Return what there is to know of one topic; `UnknownTopic` when there is none.
-
-        >>> async def main() -> int:
-        ...     async with connect("memory:") as mq:
-        ...         await mq.publish_many("orders", [b"a", b"b"])
-        ...         return (await mq.topic("orders")).messages
-        >>> asyncio.run(main())
-        2
-        """
-        return msgspec.convert(
-            await self._request({"op": "topic.describe", "topic": topic}), TopicDescription
-        )
-
-    async def has_topic(self, topic: str) -> bool:
-        """Tell whether a topic exists.
-
-        >>> async def main() -> bool:
-        ...     async with connect("memory:") as mq:
-        ...         return await mq.has_topic("orders")
-        >>> asyncio.run(main())
-        False
-        """
-        try:
-            await self.topic(topic)
-        except UnknownTopic:
-            return False
-        return True
-
-    async def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
-        """Return all topics in the order of their names; `ended` adds behind them what is no more.
-
-        >>> async def main() -> list[str]:
-        ...     async with connect("memory:") as mq:
-        ...         await mq.create_topic("orders.paid")
-        ...         await mq.create_topic("orders.new")
-        ...         return [one.topic for one in await mq.topics(prefix="orders.")]
-        >>> asyncio.run(main())
-        ['orders.new', 'orders.paid']
-        """
-        found: list[TopicDescription] = []
-        gone: list[TopicDescription] = []
-        after = ""
-        while True:
-            reply = await self._request(
-                {"op": "topic.list", "prefix": prefix, "after": after, "limit": _PAGE, "all": ended}
-            )
-            found += msgspec.convert(reply["topics"], list[TopicDescription])
-            gone += msgspec.convert(reply.get("ended", []), list[TopicDescription])
-            after = reply["next"]
-            if not after:
-                return found + sorted(gone, key=lambda one: (one.topic, one.number))
+    # --- the broker -------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, Any]:
         """Return how the broker is: version, log, disk, connections, counts.
@@ -597,6 +524,7 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
         answer: asyncio.Future[tuple[int, bytes | bytearray]] = (
             asyncio.get_running_loop().create_future()
         )
+        encoded = _encode_request(request)
 
         def take(kind: int, payload: bytes | bytearray) -> None:
             if not answer.done():
@@ -604,17 +532,22 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
 
         request_id = link.expect(take)
         try:
-            link.send(Kind.REQUEST, request_id, msgspec.json.encode(request))
+            link.send(Kind.REQUEST, request_id, encoded)
             waited: list[asyncio.Future[Any]] = [answer, link.lost]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             link.forget(request_id)
         if not answer.done():
             return None
-        kind, payload = answer.result()
+        kind, reply = answer.result()
         if kind == Kind.ERROR:
-            raise decode_error(payload)
-        return decode_reply(payload)
+            raise decode_error(reply)
+        return decode_reply(reply)
+
+    async def _speaks_tls(self, number: int) -> bool:
+        from onward.client.probing import speaks_tls  # it imports ssl, which is seldom needed
+
+        return await speaks_tls(self._addresses[number])
 
     async def _make_dials(self) -> list[Dial]:
         if self._dials is not None:
@@ -623,9 +556,11 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
             # The broker is imported only where one runs: most programs never need it.
             from onward.client.embedded import Embedded
 
-            self._embedded = await Embedded.open(self._addresses[0], settings=self._settings)
+            self._embedded = await Embedded.open(
+                self._addresses[0], settings=self._settings, create=self._creates
+            )
             return [self._embedded.dial]
-        return [_socket_dial(address) for address in self._addresses]
+        return [socket_dial(address) for address in self._addresses]
 
     async def _close_embedded(self) -> None:
         if self._embedded is not None:
@@ -635,12 +570,18 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
     def _keeper(self) -> Keeper:
         if self._opened is None:
             raise NotConnected("this client is not open: use 'async with connect(...) as mq'")
-        return self._opened[0]
+        keeper = self._opened[0]
+        keeper.check_here(may_be_idle=True)
+        return keeper
 
     def _producer(self) -> Producer:
         if self._opened is None:
             raise NotConnected("this client is not open: use 'async with connect(...) as mq'")
-        return self._opened[1]
+        keeper, producer = self._opened
+        keeper.check_here()
+        if producer.is_closed and keeper.final is not None:
+            raise keeper.final
+        return producer
 
     def _asked(self, durability: str | None) -> int:
         return self._durability if durability is None else _durability(durability)
@@ -653,16 +594,21 @@ class Client(ConsumeCalls, GroupCalls, ScheduleCalls, PipelineCalls):
             raise MessageTooLarge(f"a message of {size} bytes is too large: the limit is {limit}")
 
 
-def _socket_dial(address: Address) -> Dial:
-    async def dial(make: Any) -> Link:
-        loop = asyncio.get_running_loop()
-        if address.scheme == "unix":
-            _, link = await loop.create_unix_connection(make, address.place)
-        else:
-            _, link = await loop.create_connection(make, address.place, address.port)
-        return cast(Link, link)
-
-    return dial
+def _encode_request(request: dict[str, object]) -> bytes:
+    """Return a request as JSON, or raise `InvalidRequest` for the field that JSON cannot hold."""
+    try:
+        return msgspec.json.encode(request)
+    except (UnicodeEncodeError, TypeError, OverflowError, RecursionError):
+        for field, value in request.items():
+            try:
+                msgspec.json.encode(value)
+            except UnicodeEncodeError:
+                raise InvalidRequest(
+                    f"{field} is not valid Unicode: it has a lone surrogate"
+                ) from None
+            except (TypeError, OverflowError, RecursionError) as error:
+                raise InvalidRequest(f"{field} cannot be sent: {error}") from None
+        raise
 
 
 def _durability(name: str | None) -> int:

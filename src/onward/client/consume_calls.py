@@ -19,9 +19,9 @@ from onward.client.asking import Asking
 from onward.client.consumer import Consumer
 from onward.client.delivery import Delivery
 from onward.client.groups import as_names, make_wish
-from onward.client.topics import Duration
 from onward.delivery.record import Mode
 from onward.delivery.retry import RetryPolicy
+from onward.durations import Duration
 from onward.errors import InvalidRequest
 from onward.message.names import check_group_name, check_member_name, check_topic_name
 from onward.protocol.deliveries import Consume
@@ -55,7 +55,7 @@ class ConsumeCalls(Asking):
 
     def consume(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | None = None,
         *,
         group: str,
         mode: Mode | None = None,
@@ -63,6 +63,7 @@ class ConsumeCalls(Asking):
         member: str | None = None,
         credit: int | None = None,
         lease: Duration | None = None,
+        lease_ms: int | None = None,
         retry: RetryPolicy | str | None = None,
         tags: str | Sequence[str] | None = None,
         all_tags: str | Sequence[str] | None = None,
@@ -72,17 +73,24 @@ class ConsumeCalls(Asking):
         tenants: Mapping[str, float] | None = None,
         key_rate: float | None = None,
         key_concurrency: int | None = None,
+        expires_idle: Duration | None = None,
+        expires_idle_ms: int | None = None,
         refuse: bool = False,
+        apply: bool = False,
         position: str | os.PathLike[str] | None = None,
     ) -> Consumer:
         """Return a member of a group, for `async for`: each message goes to one of the members.
 
         The group is created by its first member. What is given here besides `member`, `credit`,
-        `refuse` and `position` are settings of the group: a group that has other ones refuses the
-        member (`Conflict`), one that says nothing joins it as it is. `mode` is `"shared"`,
+        `refuse`, `apply` and `position` are settings of the group: a group that has other ones
+        refuses the member (`Conflict`), or gets these with `apply`; a member that says nothing
+        joins it as it is. `mode` is `"shared"`,
         `"exclusive"` (one active member; with `refuse` another one is refused instead of standing
         by), `"ordered"` (by key) or `"broadcast"` (each member gets everything; `position` names a
         file that keeps how far this one is, else its broker keeps it under the name `member`).
+
+        Without `topics` it joins a group that exists, gets all topics of it, and follows when
+        some are added; in a broadcast it keeps to those of when it joined.
 
         Nothing is acked by itself, and leaving the loop leaves the group: see `onward.Delivery`.
 
@@ -101,12 +109,13 @@ class ConsumeCalls(Asking):
         ['a', 'b', 'c']
         """
         wish = make_wish(
-            now_ms=self._clock.now_ms(), mode=mode, start=start, retry=retry, lease=lease,
-            at_most_once=at_most_once, tags=tags, all_tags=all_tags, headers=headers,
-            priorities=priorities, tenants=tenants, key_rate=key_rate,
-            key_concurrency=key_concurrency,
+            mode=mode, start=start, retry=retry, lease=lease,
+            lease_ms=lease_ms, at_most_once=at_most_once, tags=tags, all_tags=all_tags,
+            headers=headers, priorities=priorities, tenants=tenants, key_rate=key_rate,
+            key_concurrency=key_concurrency, expires_idle=expires_idle,
+            expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
-        names = tuple(as_names(topics))
+        names = () if topics is None else tuple(as_names(topics))
         check_group_name(group)
         for name in names:
             check_topic_name(name, system=True)
@@ -117,6 +126,7 @@ class ConsumeCalls(Asking):
         consume = Consume(
             group, names, self._new_member() if member is None else check_member_name(member),
             wish=msgspec.to_builtins(wish) or None, refuse=refuse,
+            if_differs="apply" if apply else "refuse",
         )  # fmt: skip
         consumer = Consumer(
             self._keeper(), consume, timeout_s=self._timeout_s, credit=credit,
@@ -127,11 +137,13 @@ class ConsumeCalls(Asking):
         return consumer
 
     async def fetch(
-        self, topics: str | Sequence[str], *, group: str, n: int = 1, wait: Duration = "1s"
-    ) -> list[Delivery]:
+        self, topics: str | Sequence[str], *, group: str, n: int = 1,
+        wait: Duration | None = None, wait_ms: int | None = None,
+    ) -> list[Delivery]:  # fmt: skip
         """Return up to `n` messages for a group: as soon as there is one, none if none comes.
 
-        The client stays a member of the group between the calls. Ack what you get.
+        It waits for a second unless told otherwise. The client stays a member of the group between
+        the calls. Ack what you get.
 
         >>> from onward import connect
         >>> async def main() -> list[str]:
@@ -152,7 +164,7 @@ class ConsumeCalls(Asking):
                 raise InvalidRequest(f"a client fetches for at most {FETCHERS_MAX} groups")
             consumer = fetchers[key] = self.consume(list(key[0]), group=group)
         try:
-            return await consumer.fetch(n, wait=wait)
+            return await consumer.fetch(n, wait=wait, wait_ms=wait_ms)
         except BaseException:
             # Perhaps it can never join, or its membership has ended: the next one begins anew.
             if not consumer.is_joined and fetchers.get(key) is consumer:

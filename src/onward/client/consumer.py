@@ -7,7 +7,8 @@
 Nothing is acked by itself. It joins its group with the first of these calls (or `async with`), and
 leaves it when the loop is left, or by `aclose`: what it holds then goes back at once, and counts as
 no attempt. So settle what you have taken before you leave. When the connection is lost it joins
-again; what it held before is not its own any more (`LeaseLost`).
+again at once, if it holds anything: a broker that was restarted lets it re-claim what it holds. In
+any other case that is not its own any more (`LeaseLost`).
 
 In a group that delivers at most once what comes is finished, and nothing could go back: only as
 much is asked for as the program waits for.
@@ -17,11 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from onward.client.credit import BATCHES, BATCHES_SPARING, CREDIT_MAX, SINGLE_MIN
+import msgspec
+
+from onward.client.credit import BATCHES, BATCHES_SPARING, CREDIT_MAX
 from onward.client.delivery import Delivery
 from onward.client.delivery_batch import DeliveryBatch
 from onward.client.following import Following
@@ -29,14 +32,17 @@ from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.membership import Membership
 from onward.client.position import Place, PositionFile, PositionOnBroker
-from onward.client.topics import Duration, duration_ms
 from onward.clock import Clock
 from onward.delivery.position import Position
-from onward.errors import InvalidRequest
+from onward.delivery.retry import RetryPolicy
+from onward.durations import Duration, either_ms
+from onward.errors import InvalidRequest, NotConnected
 from onward.protocol.deliveries import Consume, Joined
 
 logger = logging.getLogger("onward.consumer")
 
+PROMPT_S = 0.1
+"""A fetch that waits no longer than this first gets a definite answer of the broker."""
 LATE_S = 0.2
 """So long what came too late for one fetch waits for the next one."""
 
@@ -65,7 +71,9 @@ class Consumer:
         clock: Clock, credit: int | None = None, position: str | None = None,
         is_named: bool = False,
     ) -> None:  # fmt: skip
+        self._keeper = keeper
         self._consume = consume
+        self._timeout_s = timeout_s
         self._now_ms = clock.now_ms
         self._credit = _checked_credit(credit)
         self._position = None if position is None else PositionFile(position, group=consume.group)
@@ -85,6 +93,7 @@ class Consumer:
         self._is_resting = False
         """Between two fetches: nobody waits for what comes."""
         self._late: asyncio.TimerHandle | None = None
+        self._tell_ready: Callable[[], object] | None = None
 
     @property
     def group(self) -> str:
@@ -93,8 +102,8 @@ class Consumer:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is consumed."""
-        return self._consume.topics
+        """What is consumed: as named, else the topics of the group when this member joined."""
+        return self._consume.topics or (() if self._last is None else self._last.topics)
 
     @property
     def member(self) -> str:
@@ -117,6 +126,17 @@ class Consumer:
         return 0 if self._last is None else self._last.retry_limit
 
     @property
+    def retry_policy(self) -> RetryPolicy | None:
+        """How the group retries, as said at the last join; None before, or if that is not known."""
+        if self._last is None or not self._last.retry:
+            return None
+        return msgspec.convert(self._last.retry, RetryPolicy)
+
+    def name_function(self, function: str) -> None:
+        """Say which function the messages are for: operators see it; before the first join."""
+        self._membership.name_function(function)
+
+    @property
     def at_most_once(self) -> bool:
         """Tell whether what comes is finished already; False before the first join."""
         return self._membership.credit.is_sparing
@@ -135,14 +155,52 @@ class Consumer:
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         """Give each message. Leaving the loop leaves the group."""
-        return self._deliveries()
+        return self._deliveries(starts=True)
 
-    async def _deliveries(self) -> AsyncGenerator[Delivery]:
+    def unstarted(self) -> AsyncIterator[Delivery]:
+        """Give each message, like iterating, to a program that lets it wait; see `start`."""
+        return self._deliveries(starts=False)
+
+    def start(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Report that messages which `unstarted` gave are started now; return those still held.
+
+        Those whose lease may be over are given back.
+        """
+        kept = self._membership.still_ours(deliveries)
+        self._membership.starts.deliveries(kept)
+        return kept
+
+    def pace(self, room: Callable[[], int], *, ahead_max: int, unstarted: list[Delivery]) -> None:
+        """Fetch for a program that works on several messages at once and has `room` for so many.
+
+        Such a program says how long it works, with `note_work`, and when it has more room. The last
+        of the messages that it keeps in the list `unstarted` may be removed, and given back.
+        """
+        self._membership.unstarted = unstarted
+        self._membership.room = room
+        self._membership.ahead_first = 0
+        self._membership.credit.ahead_max = ahead_max
+
+    def note_work(self, work_s: float) -> None:
+        """Take note of how long a message takes; as many are fetched ahead as take half a second.
+
+        Of several at a time: the time of each, divided by how many.
+        """
+        before_s = self._membership.credit.work_s
+        self._membership.credit.work_s = work_s if before_s is None else (before_s + work_s) / 2
+
+    def more_room(self) -> None:
+        """Fetch what there is room for now."""
+        self._membership.more_room()
+
+    async def _deliveries(self, *, starts: bool) -> AsyncGenerator[Delivery]:
         self._check_usable()
-        self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
+        self._want_single()
         try:
             while True:
-                while (delivery := self.take_now()) is not None:
+                while (delivery := self._take_now(starts=starts)) is not None:
+                    if self._membership.starts.is_unsent:
+                        await self._sent()
                     yield delivery
                 await self._wait(1)
         except Closed:
@@ -173,6 +231,8 @@ class Consumer:
                 async with self._waiting:
                     batch = await self._next_batch(n)
                 self._membership.took(batch.count)
+                self._membership.starts.batch(batch)
+                await self._sent()
                 # What fills all that was asked for leaves nothing on its way to be lost.
                 is_filled = batch.granted >= n
                 n = min(2 * n, self._credit or BATCHES_SPARING) if is_filled else 1
@@ -190,15 +250,15 @@ class Consumer:
         """
         _check_count(n)
         self._check_usable()
-        if not self._membership.credit.wanted:
-            self._want(self._credit or SINGLE_MIN, is_fixed=self._credit is not None)
+        if self._membership.credit.is_fixed and not self._membership.credit.wanted:
+            self._want_single()
         try:
             while not (found := self._take_waiting(n)):
                 await self._wait(n)
         except Closed:
             return []
         self._membership.give_more()
-        return found
+        return await self._started(found)
 
     def take_now(self) -> Delivery | None:
         """Return a message that is at hand; None when there is none at this moment.
@@ -217,29 +277,82 @@ class Consumer:
         >>> asyncio.run(main())
         [b'a', b'b']
         """
+        return self._take_now(starts=True)
+
+    def _take_now(self, *, starts: bool) -> Delivery | None:
         membership, rest = self._membership, self._membership.rest
         # The clock is asked for each message: what blocks is what runs between two of them.
         is_open = not (self._is_stopped or self._is_closed)
         while membership.has_rest() or (is_open and membership.open_next()):
             if rest:  # of what was opened nothing may be readable
-                delivery = rest.popleft()
-                membership.took(1)
+                delivery = membership.next_of_rest(starts=starts)
                 if not delivery.is_lost:
                     return delivery
         return None
 
-    def still_ours(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return those of messages that were taken which this member still has for sure.
+    async def _started(self, found: list[Delivery]) -> list[Delivery]:
+        """Return messages when the report that they are started has left this process."""
+        try:
+            await self._sent()
+        except asyncio.CancelledError:
+            self._membership.untake(found)
+            raise
+        return found
 
-        For who lets them wait once more: those whose lease may be over are given back.
+    async def _sent(self) -> None:
+        """Let the loop send what was written, if it has not done so at once."""
+        if self._membership.starts.is_unsent:
+            self._membership.starts.is_unsent = False
+            await asyncio.sleep(0)
+
+    async def returned(self) -> None:
+        """Wait until it is known, after a lost connection, whether what was taken is still ours."""
+        await self._membership.returned()
+
+    def on_ready(self, callback: Callable[[], object]) -> None:
+        """Let messages come, and call `callback` when some are at hand: `take_now` returns them.
+
+        For a program with an event loop of another kind, which joins once and then only looks when
+        it is told to. The callback is called in the client's own loop and must return at once; it
+        may be called more often than needed, and also when the consumer ends.
+
+        >>> from onward import connect
+        >>> async def main() -> bytes:
+        ...     async with connect("memory:") as mq:
+        ...         ready = asyncio.Event()
+        ...         async with mq.consume("orders", group="billing") as consumer:
+        ...             consumer.on_ready(ready.set)
+        ...             await mq.publish("orders", "hello")
+        ...             await ready.wait()
+        ...             return consumer.take_now().body
+        >>> asyncio.run(main())
+        b'hello'
         """
-        return self._membership.still_ours(deliveries)
+        self._check_usable()
+        self._tell_ready = callback
+        self._want_single()
+        if self._membership.has_waiting or self._membership.rest:
+            self._is_ready()
 
-    async def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[Delivery]:
+    def _is_ready(self) -> None:
+        if self._tell_ready is not None:
+            try:
+                self._tell_ready()
+            except Exception:
+                logger.exception("on_ready of a member of group %r raised", self.group)
+
+    async def fetch(
+        self, n: int = 1, *, wait: Duration | None = None, wait_ms: int | None = None
+    ) -> list[Delivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time.
 
-        With the first come those that were sent with it. Between the calls nothing is asked for:
-        what comes too late for one call waits a moment for the next one, then it is given back.
+        It waits for a second unless told otherwise. With the first come those that were sent with
+        it. Between the calls nothing is asked for: what comes too late for one call waits a moment
+        for the next one, then it is given back.
+
+        With `wait=0` it asks the broker once: an empty list then says that nothing was ready. So
+        it is with any wait up to 100 ms. `NotConnected` when there was no answer within the
+        client's timeout.
 
         >>> from onward import connect
         >>> async def main() -> list[Delivery]:
@@ -250,15 +363,15 @@ class Consumer:
         []
         """
         _check_count(n)
-        wait_s = duration_ms(wait) / 1000
+        wait_s = either_ms("wait", wait, wait_ms, default="1s") / 1000
         self._check_usable()
         self._stop_resting()
         self._fetching += n
         try:
-            if found := self._take_waiting(n):
-                return found
-            await self._join()
-            return self._take_waiting(n) or await self._fetch(n, wait_s)
+            if not (found := self._take_waiting(n)):
+                await self._join()
+                found = self._take_waiting(n) or await self._fetch(n, wait_s)
+            return await self._started(found)
         except Closed:
             return []
         finally:
@@ -269,6 +382,10 @@ class Consumer:
                 self._rest_until_next_fetch()
 
     async def _fetch(self, n: int, wait_s: float) -> list[Delivery]:
+        if wait_s <= PROMPT_S and self._following is None:
+            found = await self._fetch_ready(n)
+            if found or not wait_s:
+                return found
         try:
             async with asyncio.timeout(wait_s):
                 while not (found := await self._gather(n)):
@@ -277,6 +394,21 @@ class Consumer:
                 return found
         except TimeoutError:
             return self._take_waiting(n)
+
+    async def _fetch_ready(self, n: int) -> list[Delivery]:
+        """Return messages that are ready; none only when the broker has answered so."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                is_sure = False
+                while not is_sure:
+                    await self._join()
+                    self._ask_for_fetches()
+                    is_sure = await self._membership.served(n)
+        except TimeoutError:
+            raise NotConnected(
+                f"the broker did not say in time whether group {self.group!r} has messages"
+            ) from None
+        return await self._gather(n)
 
     async def _gather(self, n: int) -> list[Delivery]:
         """Return up to `n` messages of those that have arrived, or are on their way with them.
@@ -293,6 +425,7 @@ class Consumer:
         """Give credit for as many messages as all fetches that wait want."""
         credit = self._membership.credit
         credit.wanted = self._fetching
+        credit.is_fixed = True
         self._membership.give(self._fetching - credit.out)
 
     def _take_waiting(self, n: int) -> list[Delivery]:
@@ -300,6 +433,8 @@ class Consumer:
         membership, rest = self._membership, self._membership.rest
         if not self.at_most_once:
             self._check_open()
+        if membership.is_away:
+            return []
         while len(rest) < n and membership.open_next():
             pass
         found: list[Delivery] = []
@@ -307,6 +442,8 @@ class Consumer:
             taken = [rest.popleft() for _ in range(min(n - len(found), len(rest)))]
             membership.credit.took(len(taken))
             found += membership.still_ours(taken)
+        membership.starts.ahead = 0
+        membership.starts.deliveries(found)
         return found
 
     def _rest_until_next_fetch(self) -> None:
@@ -318,6 +455,7 @@ class Consumer:
             self._on_waiting()
 
     def _on_waiting(self) -> None:
+        self._is_ready()
         if self._is_resting and self._late is None:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(LATE_S, self._give_back)
@@ -375,6 +513,7 @@ class Consumer:
         """
         if not self._is_stopped:
             self._is_stopped = True
+            self._is_ready()
             if self._following is not None:
                 self._following.is_pausing = True
             self._membership.stop()
@@ -382,6 +521,7 @@ class Consumer:
     async def aclose(self) -> None:
         """Leave the group for good: what was settled is answered, what is held is given back."""
         self._is_closed = True
+        self._is_ready()
         self._stop_resting()
         self._membership.wake()
         await self._leave_now()
@@ -420,6 +560,8 @@ class Consumer:
         Whoever waits does so alone: what is asked for is then exactly what is missing.
         """
         async with self._waiting:
+            if self._membership.is_away:
+                await self._join()
             if not self._membership.rest:
                 self._membership.lay_out(await self._next_batch(n))
 
@@ -440,12 +582,17 @@ class Consumer:
         return self._membership.take_batch()
 
     def _check_usable(self) -> None:
+        self._keeper.check_here()
         if self._is_closed:
             raise InvalidRequest("this consumer is closed: make a new one")
 
     def _check_open(self) -> None:
         if self._is_closed or self._is_stopped:
             raise Closed
+
+    def _want_single(self) -> None:
+        wanted = self._membership.ahead_first if self._credit is None else self._credit
+        self._want(wanted, is_fixed=self._credit is not None)
 
     def _want(self, credit: int, *, is_fixed: bool) -> None:
         self._stop_resting()

@@ -5,22 +5,26 @@
 Credit goes out in few frames: when half of it is used. It counts messages, but memory is bytes:
 when messages turn out to be large, less is given, and what is too much is taken back.
 
+Unless it is fixed, `wanted` follows how long the program works on a message: as many are fetched
+ahead as it finishes in half a second, and none when one takes longer. It begins small. While the
+program waits it gets what it has `room` for: without anything ahead it still has work.
+
 In a group that delivers at most once what is sent is finished, so what waits here when a member
 leaves would be lost: its credit is sparing, exactly what somebody waits for at this moment.
 """
 
 from __future__ import annotations
 
-SINGLE_MIN = 64
-SINGLE_MAX = 1_000
+AHEAD_S = 0.5
+"""So much work is fetched ahead: what takes longer is not, and stays for other members."""
+AHEAD_FIRST = 8
+"""So many a program gets at first that has not said how many it works on at a time."""
+AHEAD_MAX = 1_000
 BATCHES = 10_000
 BATCHES_SPARING = 100
 CREDIT_MAX = 1_000_000
 BUFFERED_BYTES_MAX = 16 << 20
 TAKE_ALL_BACK = -(2**31 - 1)
-
-_QUICK_S = 0.05
-_SLOW_S = 1.0
 
 
 class Credit:
@@ -49,24 +53,37 @@ class Credit:
         self.waiting = 0
         self.waiting_bytes = 0
         self._message_bytes = 0.0
-        self._given_at = 0.0
+        self.ahead_max = AHEAD_MAX
+        self.work_s: float | None = None
+        """How long a message takes, as the program has measured it; None: it is measured here."""
+        self._busy_since = 0.0
+        self._taken = 0
+        self._last_taken = 0
 
     def restart(self) -> None:
         """Begin anew: the broker knows of no credit, and nothing of what it sent counts."""
         self.out = self.waiting = self.waiting_bytes = 0
 
-    def more(self, *, now: float) -> int:
-        """Return how much credit to give now; 0 while half of it is unused."""
-        if self.is_sparing or self.out + self.waiting > self.wanted // 2:
+    def more(self, *, now: float, room: int = 0) -> int:
+        """Return how much credit to give now; 0 while half of it is unused.
+
+        `room` is how many messages a program that waits could begin with at once.
+        """
+        if self.is_sparing:
             return 0
-        wanted = self._affordable(self.wanted)
-        if self.out + self.waiting > wanted // 2:
+        if self.is_fixed:
+            room = 0
+        else:
+            self._adapt(now, is_waiting=room > 0)
+        have = self.out + self.waiting
+        if have > self._affordable(self.wanted) // 2 and have >= room:
             return 0
-        if not self.is_fixed:
-            self._adapt(now - self._given_at)
-            self._given_at = now
-            wanted = self._affordable(self.wanted)
-        return self.give(wanted - self.out - self.waiting)
+        return self.give(self._affordable(self.wanted + room) - have)
+
+    def resumed(self, *, now: float) -> None:
+        """Take note that the program has waited, and goes on now."""
+        self._busy_since = now
+        self._taken = self._last_taken = 0
 
     def give(self, count: int) -> int:
         """Take note of credit that is given, and return it."""
@@ -101,6 +118,8 @@ class Credit:
 
     def took(self, count: int) -> None:
         """Take note of messages that were handed out."""
+        self._taken += count
+        self._last_taken = count
         left = self.waiting - count
         self.waiting = left if left > 0 else 0  # once for each message: a call would be dear
 
@@ -113,11 +132,21 @@ class Credit:
             return 0
         if not self._message_bytes:
             return wanted
-        return max(1, min(wanted, int(BUFFERED_BYTES_MAX // 2 / self._message_bytes)))
+        return min(wanted, max(1, int(BUFFERED_BYTES_MAX // 2 / self._message_bytes)))
 
-    def _adapt(self, since_s: float) -> None:
-        """Who is quick gets more at once; who is slow leaves more to the others."""
-        if since_s < _QUICK_S:
-            self.wanted = min(self.wanted * 2, SINGLE_MAX)
-        elif since_s > _SLOW_S:
-            self.wanted = max(self.wanted // 2, SINGLE_MIN)
+    def _adapt(self, now: float, *, is_waiting: bool) -> None:
+        """Fetch ahead as much as is done in `AHEAD_S`; grow step by step, shrink at once."""
+        work_s = self._measured(now, is_waiting=is_waiting) if self.work_s is None else self.work_s
+        if work_s is not None:
+            ahead = 0 if work_s >= AHEAD_S else int(AHEAD_S / max(work_s, 1e-9))
+            self.wanted = min(ahead, 4 * self.wanted + 4, self.ahead_max)
+
+    def _measured(self, now: float, *, is_waiting: bool) -> float | None:
+        """Return how long a message took on the average; None when none was done since."""
+        # What was taken last is being worked on, unless the program waits for more.
+        done = self._taken - (0 if is_waiting else self._last_taken)
+        if done <= 0:
+            return None
+        busy_s, self._busy_since = now - self._busy_since, now
+        self._taken -= done
+        return busy_s / done

@@ -10,6 +10,7 @@ With a text or a function each dead letter is looked at here: a dry run costs as
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -22,6 +23,8 @@ from onward.client.groups import DeadLetterDescription, Offsets, as_ranges
 from onward.delivery.ranges import Range, ranges_of
 from onward.errors import InvalidRequest, UnknownTopic
 from onward.message.message import Message
+
+logger = logging.getLogger("onward.client")
 
 Where = Callable[[DeadLetterDescription, Message | None], bool]
 """Picks dead letters; the message is None when retention has taken it away."""
@@ -96,6 +99,9 @@ class DeadCalls(Asking):
     ) -> int:
         """Deliver dead letters again, to this group only; return how many.
 
+        A letter whose message is gone from the log stays dead; a warning of the logger
+        `onward.client` says how many there are.
+
         >>> import asyncio, onward
         >>> async def main() -> list[int]:
         ...     async with onward.connect("memory:") as mq:
@@ -150,18 +156,22 @@ class DeadCalls(Asking):
             raise InvalidRequest("offsets belong to a topic: say which")
         if offsets is None and text is None and where is None:
             asked = request | ({"all": True} if topic is None else {"all": True, "topic": topic})
-            return int((await self._request(asked))["count"])
+            reply = await self._request(asked)
+            _warn_of_gone(group, int(reply.get("gone", 0)))
+            return int(reply["count"])
         if text is None and where is None:
             assert offsets is not None
             chosen = {str(topic): as_ranges(offsets)}
         else:
             chosen = await self._chosen(group, topic, offsets, text, where)
-        count = 0
+        count = gone = 0
         for name, ranges in chosen.items():
             for at in range(0, len(ranges), _RANGES_MAX):
                 part = ranges[at : at + _RANGES_MAX]
                 reply = await self._request({**request, "topic": name, "ranges": part})
                 count += int(reply["count"])
+                gone += int(reply.get("gone", 0))
+        _warn_of_gone(group, gone)
         return count
 
     async def _chosen(
@@ -185,7 +195,7 @@ class DeadCalls(Asking):
         found: dict[tuple[str, int], Message] = {}
         for topic, listed in offsets.items():
             try:
-                first_offset = (await self.topic(topic)).first_offset
+                first_offset = await self._first_kept(topic)
             except UnknownTopic:
                 continue
             async for message in collect(
@@ -194,6 +204,14 @@ class DeadCalls(Asking):
                 found[topic, message.offset] = message
         replace: Any = msgspec.structs.replace
         return [replace(one, message=found.get((one.topic, one.offset))) for one in page]
+
+
+def _warn_of_gone(group: str, count: int) -> None:
+    if count:
+        logger.warning(
+            "group %r: %d dead letters cannot be redriven: their messages are gone from the log; "
+            "purge forgets them", group, count,
+        )  # fmt: skip
 
 
 def _letter(fields: dict[str, Any]) -> DeadLetterDescription:

@@ -16,13 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from onward.client.topics import Duration
+from onward.durations import Duration
 from onward.message.message import Message
-
-if TYPE_CHECKING:
-    from onward.client.delivery_batch import DeliveryBatch
 
 
 class Delivery(Message, frozen=True, gc=True, eq=False):
@@ -41,7 +37,7 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
 
     attempt: int = 1
     """Which delivery of this message to its group this is, from 1 on."""
-    batch: DeliveryBatch | None = None
+    batch: delivery_batch.DeliveryBatch | None = None
     """What this message was delivered with."""
 
     @property
@@ -84,6 +80,7 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
         self,
         *,
         after: Duration | None = None,
+        after_ms: int | None = None,
         at: datetime | int | None = None,
         count: bool = True,
         cause: str = "",
@@ -93,12 +90,36 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
         With `count=False` the attempt does not count.
         """
         await self._batch.retry_range(
-            self.offset, self.offset + 1, after=after, at=at, count=count, cause=cause
+            self.offset,
+            self.offset + 1,
+            after=after,
+            after_ms=after_ms,
+            at=at,
+            count=count,
+            cause=cause,
+        )
+
+    def retry_soon(
+        self,
+        *,
+        after: Duration | None = None,
+        after_ms: int | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> asyncio.Future[None]:
+        """Retry without waiting; the future tells when it is durable, or the error."""
+        return self._batch.retry_one_soon(
+            self.offset, after=after, after_ms=after_ms, at=at, count=count, cause=cause
         )
 
     async def reject(self, cause: str = "") -> None:
         """Say that this message can never be handled: it becomes a dead letter of the group."""
         await self._batch.settle_range("reject", self.offset, self.offset + 1, cause=cause)
+
+    def reject_soon(self, cause: str = "") -> asyncio.Future[None]:
+        """Reject without waiting; the future tells when it is durable, or the error."""
+        return self._batch.settle_soon("reject", (self.offset, self.offset + 1), cause=cause)
 
     async def renew(self) -> None:
         """Keep the lease for its whole time from now on; a consumer does so by itself."""
@@ -108,10 +129,19 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
         """Give this message back at once; the attempt does not count."""
         await self._batch.settle_range("release", self.offset, self.offset + 1)
 
+    def release_soon(self) -> asyncio.Future[None]:
+        """Release without waiting; the future tells when it is durable, or the error."""
+        return self._batch.settle_soon("release", (self.offset, self.offset + 1))
+
     def __repr__(self) -> str:
         return f"Delivery({self.id!r}, attempt={self.attempt}, body={self.body[:40]!r})"
 
     @property
-    def _batch(self) -> DeliveryBatch:
+    def _batch(self) -> delivery_batch.DeliveryBatch:
         assert self.batch is not None, "a delivery is made by its batch"
         return self.batch
+
+
+# The annotations above name it, and `help(Delivery)` reads them. At the end, because the module
+# makes deliveries: each of the two modules may be imported first.
+from onward.client import delivery_batch  # noqa: E402

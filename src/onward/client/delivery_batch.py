@@ -22,11 +22,13 @@ from typing import Literal, Protocol, TypedDict
 
 from onward.client.delivery import Delivery
 from onward.client.pieces import Buffer, Grant, Piece, pieces_of
-from onward.client.topics import Duration, duration_ms, instant_ms
+from onward.client.topics import instant_ms
 from onward.delivery.filter import Filter
 from onward.delivery.ranges import Range, Ranges, ranges_of
 from onward.delivery.trace import short_cause
+from onward.durations import Duration, either_ms
 from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
+from onward.message.entry import entry_heads
 
 logger = logging.getLogger("onward.consumer")
 
@@ -237,12 +239,13 @@ class DeliveryBatch:
         self,
         *,
         after: Duration | None = None,
+        after_ms: int | None = None,
         at: datetime | int | None = None,
         count: bool = True,
         cause: str = "",
     ) -> None:
         """Ask again for all that is left of this batch; see `Delivery.retry`."""
-        times = _times(after, at)
+        times = _times(after, after_ms, at)
         cause = _checked(cause)
         await self._settles.settle(
             self, self._claim_all(), do="retry", **times, count=count, cause=cause
@@ -257,7 +260,51 @@ class DeliveryBatch:
         """Give back all that is left of this batch; the attempt does not count."""
         await self._settles.settle(self, self._claim_all(), do="release")
 
-    def release_soon(self) -> None:
+    def retry_soon(
+        self,
+        *,
+        after: Duration | None = None,
+        after_ms: int | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> asyncio.Future[None]:
+        """Retry without waiting; the future tells when it is durable, or the error."""
+        times = _times(after, after_ms, at)
+        return self.settle_soon("retry", None, **times, count=count, cause=cause)
+
+    def reject_soon(self, cause: str = "") -> asyncio.Future[None]:
+        """Reject without waiting; the future tells when it is durable, or the error."""
+        return self.settle_soon("reject", None, cause=cause)
+
+    def release_soon(self) -> asyncio.Future[None]:
+        """Release without waiting; the future tells when it is durable, or the error."""
+        return self.settle_soon("release", None)
+
+    def settle_soon(
+        self, do: Literal["retry", "reject", "release"], part: Range | None, *,
+        after_ms: int | None = None, at_ms: int | None = None, count: bool = True, cause: str = "",
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """Settle offsets from start to before end, or all that is left, without waiting."""
+        cause = _checked(cause)
+        try:
+            ranges = self._claim_all() if part is None else self._claim(*part)
+        except LeaseLost as error:
+            return failed(error)
+        return self._settles.settle(
+            self, ranges, do=do, after_ms=after_ms, at_ms=at_ms, count=count, cause=cause
+        )
+
+    def retry_one_soon(
+        self, offset: int, *, after: Duration | None, after_ms: int | None,
+        at: datetime | int | None, count: bool, cause: str,
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """Ask again for one message, without waiting."""
+        times = _times(after, after_ms, at)
+        part = (offset, offset + 1)
+        return self.settle_soon("retry", part, **times, count=count, cause=cause)
+
+    def give_back_soon(self) -> None:
         """Give back whatever is held, without waiting."""
         self.release_ranges_soon(list(self.held))
 
@@ -268,6 +315,22 @@ class DeliveryBatch:
             for start, end in held:
                 self.held.remove(start, end)
             self._settles.settle(self, held, do="release")
+
+    def release_last_soon(self, count: int) -> None:
+        """Give back the last `count` messages of a batch that was not opened, and keep others."""
+        assert self._pieces is None, "what was opened is given back message by message"
+        assert count < self.granted, "a batch without messages has no place to wait"
+        self.granted -= count
+        self.count -= count
+        released: list[Range] = []
+        while count:
+            start, end, attempt = self.grants.pop()
+            kept_end = max(start, end - count)
+            if start < kept_end:
+                self.grants.append((start, kept_end, attempt))
+            released.append((kept_end, end))
+            count -= end - kept_end
+        self.release_ranges_soon(released)
 
     async def renew(self) -> None:
         """Keep the lease for its whole time from now on; a consumer does so by itself."""
@@ -312,11 +375,11 @@ class DeliveryBatch:
         return True
 
     async def retry_range(
-        self, start: int, end: int, *, after: Duration | None = None,
+        self, start: int, end: int, *, after: Duration | None = None, after_ms: int | None = None,
         at: datetime | int | None = None, count: bool = True, cause: str = "",
     ) -> None:  # fmt: skip
         """Ask again for the offsets from `start` to before `end`."""
-        times = _times(after, at)
+        times = _times(after, after_ms, at)
         cause = _checked(cause)
         await self._settles.settle(
             self, self._claim(start, end), do="retry", **times, count=count, cause=cause
@@ -328,6 +391,23 @@ class DeliveryBatch:
         """Reject or release the offsets from `start` to before `end`."""
         cause = _checked(cause)
         await self._settles.settle(self, self._claim(start, end), do=do, cause=cause)
+
+    def topic_number(self) -> int:
+        """Return the number of the topic, as its entries say; 0 when none can be read."""
+        pieces = self._pieces
+        if pieces is None:
+            return next((entry.topic for entry in entry_heads(self._entries)), 0)
+        return pieces[0].entry.topic if pieces else 0
+
+    def keep_only(self, claimed: Ranges, *, since_ms: int) -> None:
+        """Lose what was held and was not re-claimed over a new connection; the rest is renewed."""
+        self.renewed(since_ms)
+        lost = [part for start, end in self.held for part in claimed.gaps(start, end)]
+        for start, end in lost:
+            self.held.remove(start, end)
+        self.lose_ranges(lost)
+        if not claimed:
+            self.lose()
 
     def lose(self) -> None:
         """Take note that the broker knows this lease no more."""
@@ -441,11 +521,12 @@ def _at_or_before(starts: list[int], offset: int) -> int:
     return starts[bisect_right(starts, offset) - 1]
 
 
-def _times(after: Duration | None, at: datetime | int | None) -> Times:
-    if after is not None and at is not None:
+def _times(after: Duration | None, after_ms: int | None, at: datetime | int | None) -> Times:
+    after_ms = either_ms("after", after, after_ms)
+    if after_ms is not None and at is not None:
         raise InvalidRequest("a retry comes 'after' a while or 'at' a time, not both")
     return {
-        "after_ms": None if after is None else duration_ms(after),
+        "after_ms": after_ms,
         "at_ms": None if at is None else instant_ms(at),
     }
 

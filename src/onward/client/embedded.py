@@ -14,12 +14,16 @@ import msgspec
 
 from onward.broker.broker import Broker
 from onward.client.address import Address
+from onward.client.keeper import BrokerEnded
 from onward.client.link import Link
 from onward.client.pipe import connect_pipe
 from onward.config import check
-from onward.errors import NotConnected, Unavailable
+from onward.errors import Unavailable
+from onward.log.disk import OsDisk
+from onward.log.inspect import require_log
+from onward.log.log import FolderLost
 from onward.log.memory_disk import MemoryDisk
-from onward.settings import LogSettings, Settings
+from onward.settings import GroupSettings, LogSettings, Settings
 
 
 class Embedded:
@@ -33,11 +37,16 @@ class Embedded:
         self._users = 1
 
     @classmethod
-    async def open(cls, address: Address, *, settings: Settings | None = None) -> Embedded:
+    async def open(
+        cls, address: Address, *, settings: Settings | None = None, create: bool = True
+    ) -> Embedded:
         """Start the broker that `address` names, or join the one that runs.
 
-        Settings that no broker could start with are refused, also where one runs already.
+        Settings that no broker could start with are refused, also where one runs already. Without
+        `create` there must be a log in a `file:` folder.
         """
+        if address.scheme == "file" and not create:
+            require_log(OsDisk(), address.place)
         if settings is not None:
             check(settings, listens=False)
         key = (id(asyncio.get_running_loop()), address.place) if _is_shared(address) else None
@@ -56,7 +65,7 @@ class Embedded:
     async def dial(self, make: Callable[[], Link]) -> Link:
         """Connect a new link."""
         if self.broker.failure is not None:
-            raise NotConnected(f"the broker failed: {self.broker.failure}")
+            raise BrokerEnded(f"the broker failed: {self.broker.failure}")
         link = make()
         connect_pipe(link, self.broker.session(), asyncio.get_running_loop())
         return link
@@ -67,7 +76,10 @@ class Embedded:
         if self._users == 0:
             if self._key is not None:
                 del self._shared[self._key]
-            await self.broker.stop()
+            try:
+                await self.broker.stop()
+            except (FolderLost, OSError) as error:
+                raise Unavailable(f"the broker could not close its log: {error}") from error
 
 
 def _is_shared(address: Address) -> bool:
@@ -76,14 +88,20 @@ def _is_shared(address: Address) -> bool:
 
 async def _open_broker(address: Address, settings: Settings | None) -> Broker:
     if address.scheme == "memory":
-        return await Broker.open(settings or _memory_settings(), disk=MemoryDisk())
-    settings = settings or Settings()
+        settings = settings or _memory_settings()
+        return await Broker.open(_without_reclaim(settings), disk=MemoryDisk())
+    settings = _without_reclaim(settings or Settings())
     # The address says where, whatever the settings say besides.
     log = msgspec.structs.replace(settings.log, folder=address.place)
     try:
         return await Broker.open(msgspec.structs.replace(settings, log=log))
     except OSError as error:
         raise Unavailable(f"the log folder {address.place!r} cannot be used: {error}") from error
+
+
+def _without_reclaim(settings: Settings) -> Settings:
+    # Its members end with it: nobody can come back to re-claim anything.
+    return msgspec.structs.replace(settings, groups=GroupSettings(reclaim_ms=0))
 
 
 def _memory_settings() -> Settings:

@@ -120,7 +120,8 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     group: str
     state: str
-    """`fresh`, `leased`, `taken` (on its way), `waiting` (for its retry), `ready`,
+    """`fresh`, `leased`, `taken` (on its way), `waiting` (for its retry), `ready`, `reserved`
+    (for the member that may have had it before a restart of the broker),
     `behind` (another one of its key comes first), `dead`, `finished` (how, says the last event),
     `missed` (gone before the group was done with it), `broadcast`, or `gone`: the group is no
     more."""
@@ -136,6 +137,10 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message of its key that must be finished first, in an ordered group: `orders/5`."""
     beyond: bool = False
     """It was too much to find out whether it waits behind another one of its key."""
+    expiring: bool = False
+    """It was not delivered yet, and retention may drop it soon."""
+    expires_at_ms: int = 0
+    """From when on it may; 0: when the log or the topic is too large."""
     passed: int = 0
     """Of a broadcast: so many of the `positions` that its members have stored are past it."""
     positions: int = 0
@@ -154,6 +159,9 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             said += "; it was too much to find out whether it waits behind one of its key"
         if self.paused and self.state in ("behind", "waiting"):
             said += "; the group is paused"
+        if self.expiring:
+            at = f"from {format_instant(self.expires_at_ms)} on" if self.expires_at_ms else "soon"
+            said += f"; retention may drop it {at}"
         return said
 
     def _state(self, now_ms: int) -> str:
@@ -166,6 +174,8 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 if not self.member:
                     return f"on its way to a member, or its outcome to the disk, {attempt}"
                 return f"leased by {self.member} for another {left}, {attempt}"
+            case "reserved":
+                return f"kept for the member that may have had it before a restart, {attempt}"
             case "waiting":
                 wait_ms = max(0, self.due_at_ms - now_ms)
                 due = f"due in {span(wait_ms)} ({format_instant(self.due_at_ms)})"
@@ -214,10 +224,14 @@ class ScheduledOrigin(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_at_ms: int | None = None
     """None when the log does not have its entry of the schedule any more."""
     scheduled_by: Publisher | None = None
+    recurring: str = ""
+    """The recurring schedule of which it is a run."""
 
     def sentence(self) -> str:
         """Return who scheduled it, when and for when, in words."""
         by = "" if self.scheduled_by is None else f" by {self.scheduled_by}"
+        if self.recurring:
+            by = f" by the recurring schedule {self.recurring!r}"
         at_ms = self.scheduled_at_ms
         at = "" if at_ms is None else f" at {format_instant(at_ms)}"
         due = f"for {format_instant(self.due_at_ms)} (schedule id {self.schedule_id})"

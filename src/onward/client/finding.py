@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from onward.client.reader import ReadBatch, Reader
-from onward.client.topics import duration_ms, instant_ms
+from onward.client.topics import past_ms
 from onward.delivery.ranges import Range, Ranges
-from onward.durations import parse_instant_ms
 from onward.errors import InvalidRequest, OffsetOutOfRange
 from onward.message.message import Message
 from onward.message.names import check_topic_name
+from onward.message.relative import Relative, resolve_ms
 
 FIND_MAX = 100_000
 STRETCH_GAP_MAX = 1_000
@@ -44,7 +44,7 @@ class End(NamedTuple):
     """Where a search stops: before an offset, before a time, or both."""
 
     offset: int | None = None
-    time_ms: int | None = None
+    time_ms: int | Relative | None = None
 
 
 def parse_id(text: str) -> tuple[str, int]:
@@ -60,11 +60,11 @@ def parse_id(text: str) -> tuple[str, int]:
     return topic, int(digits)
 
 
-def read_end(end: Moment | None, *, now_ms: int) -> End:
+def read_end(end: Moment | None) -> End:
     """Return where a search stops, from all the ways to say it.
 
-    >>> read_end("10m", now_ms=700_000).time_ms, read_end(7, now_ms=0).offset
-    (100000, 7)
+    >>> read_end("10m").time_ms, read_end(7).offset
+    (Relative(in_ms=-600000), 7)
     """
     if end is None:
         return End()
@@ -72,20 +72,19 @@ def read_end(end: Moment | None, *, now_ms: int) -> End:
         raise InvalidRequest("an end is an offset, a time, or how long ago ('10m')")
     if isinstance(end, int):
         return End(offset=end)
-    if isinstance(end, datetime):
-        return End(time_ms=instant_ms(end))
-    if isinstance(end, timedelta):
-        return End(time_ms=now_ms - duration_ms(end))
-    return End(time_ms=parse_instant_ms(end, now_ms=now_ms))
+    return End(time_ms=past_ms(end, "end"))
 
 
-async def find_messages(reader: Reader, wanted: Wanted, *, end: End, limit: int) -> list[Message]:
+async def find_messages(
+    reader: Reader, wanted: Wanted, *, end: End, limit: int, now_ms: int
+) -> list[Message]:
     """Return the first `limit` messages of a reader that have what is wanted, before `end`."""
     found: list[Message] = []
+    end_ms = None if end.time_ms is None else resolve_ms(end.time_ms, now_ms=now_ms)
     batches = reader.batches()
     try:
         async for batch in batches:
-            if end.time_ms is not None and batch.published_at_ms >= end.time_ms:
+            if end_ms is not None and batch.published_at_ms >= end_ms:
                 break
             stop = batch.first_offset + batch.count
             if end.offset is not None:

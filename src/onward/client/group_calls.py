@@ -27,15 +27,18 @@ from onward.client.groups import (
     start_of,
 )
 from onward.client.life_calls import LifeCalls
-from onward.client.topics import Duration, read_start
+from onward.client.topics import read_start
 from onward.delivery.ranges import Range, merged, offsets_of
 from onward.delivery.record import Mode
 from onward.delivery.retry import RetryPolicy
+from onward.durations import Duration
 from onward.errors import InvalidRequest
 from onward.message.message import Message
 from onward.protocol.payloads import Start
 
-GROUP_ASKS = frozenset({"group.list", "group.describe", "group.peek", "dead.list", "message.state"})
+GROUP_ASKS = frozenset(
+    {"group.list", "group.describe", "group.counts", "group.peek", "dead.list", "message.state"}
+)
 """Operations that only ask: they are asked again when the connection is lost."""
 
 _PAGE = 500
@@ -97,6 +100,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         retry: RetryPolicy | str | None = None,
         at_most_once: bool | None = None,
         lease: Duration | None = None,
+        lease_ms: int | None = None,
         tags: str | Sequence[str] | None = None,
         all_tags: str | Sequence[str] | None = None,
         headers: Mapping[str, str] | None = None,
@@ -104,8 +108,15 @@ class GroupCalls(DeadCalls, LifeCalls):
         tenants: Mapping[str, float] | None = None,
         key_rate: float | None = None,
         key_concurrency: int | None = None,
+        expires_idle: Duration | None = None,
+        expires_idle_ms: int | None = None,
+        exist_ok: bool = False,
     ) -> GroupDescription:
         """Create a group. Consuming creates one by itself; this sets how it is to be.
+
+        With `expires_idle` it is deleted when it has had no member for so long.
+        With `exist_ok` a group that exists with these topics and settings is returned;
+        `AlreadyExists` if it is different.
 
         >>> import asyncio, onward
         >>> async def main() -> str:
@@ -117,12 +128,16 @@ class GroupCalls(DeadCalls, LifeCalls):
         'ordered, 60000 ms'
         """
         wish = make_wish(
-            now_ms=self._clock.now_ms(), mode=mode, start=start, retry=retry,
-            at_most_once=at_most_once, lease=lease, tags=tags, all_tags=all_tags, headers=headers,
-            priorities=priorities, tenants=tenants, key_rate=key_rate,
-            key_concurrency=key_concurrency,
+            mode=mode, start=start, retry=retry,
+            at_most_once=at_most_once, lease=lease, lease_ms=lease_ms, tags=tags,
+            all_tags=all_tags, headers=headers, priorities=priorities, tenants=tenants,
+            key_rate=key_rate, key_concurrency=key_concurrency,
+            expires_idle=expires_idle, expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
-        request = {"op": "group.create", "group": group, "topics": as_names(topics), "wish": wish}
+        request = {
+            "op": "group.create", "group": group, "topics": as_names(topics), "wish": wish,
+            "exist_ok": exist_ok,
+        }  # fmt: skip
         return msgspec.convert(await self._request(request), GroupDescription)
 
     async def change_group(
@@ -133,6 +148,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         retry: RetryPolicy | str | None = None,
         at_most_once: bool | None = None,
         lease: Duration | None = None,
+        lease_ms: int | None = None,
         tags: str | Sequence[str] | None = None,
         all_tags: str | Sequence[str] | None = None,
         headers: Mapping[str, str] | None = None,
@@ -140,9 +156,15 @@ class GroupCalls(DeadCalls, LifeCalls):
         tenants: Mapping[str, float] | None = None,
         key_rate: float | None = None,
         key_concurrency: int | None = None,
+        expires_idle: Duration | None = None,
+        expires_idle_ms: int | None = None,
         add_topics: str | Sequence[str] = (),
+        remove_topics: str | Sequence[str] = (),
     ) -> GroupDescription:
         """Change what is given, leave the rest. Members that are there go on with the new settings.
+
+        What `remove_topics` names is consumed no more: how far the group was, its retries and its
+        dead letters of these topics are forgotten, and leases on their messages are lost.
 
         Members of a broadcast read by themselves: they are told a new filter or a new retry policy,
         and it holds for all that is published from then on.
@@ -158,13 +180,17 @@ class GroupCalls(DeadCalls, LifeCalls):
         5
         """
         wish = make_wish(
-            now_ms=self._clock.now_ms(), mode=mode, retry=retry, at_most_once=at_most_once,
-            lease=lease, tags=tags, all_tags=all_tags, headers=headers, priorities=priorities,
-            tenants=tenants, key_rate=key_rate, key_concurrency=key_concurrency,
+            mode=mode, retry=retry, at_most_once=at_most_once,
+            lease=lease, lease_ms=lease_ms, tags=tags, all_tags=all_tags, headers=headers,
+            priorities=priorities, tenants=tenants, key_rate=key_rate,
+            key_concurrency=key_concurrency,
+            expires_idle=expires_idle, expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
         request = {"op": "group.change", "group": group, "wish": wish}
         if add_topics:
             request["topics_add"] = as_names(add_topics)
+        if remove_topics:
+            request["topics_remove"] = as_names(remove_topics)
         return msgspec.convert(await self._request(request), GroupDescription)
 
     async def delete_group(self, group: str) -> None:
@@ -255,7 +281,8 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         [2, 2]
         """
-        where = start_of(to, now_ms=self._clock.now_ms())
+        where = start_of(to)
+        self._check_relative(where)
         reply = await self._request(
             {"op": "group.reset", "group": group, "topic": topic or "", "to": where,
              "dry_run": dry_run}
@@ -353,7 +380,7 @@ class GroupCalls(DeadCalls, LifeCalls):
             {"op": "group.peek", "group": group, "topic": topic, "limit": n}
         )
         ranges = msgspec.convert(reply["ranges"], list[Range])
-        first_offset = (await self.topic(topic)).first_offset
+        first_offset = await self._first_kept(topic)
         # In the order of a choice nearly every message is a range of its own.
         found = collect(self._reader_at, topic, merged(ranges), first_offset=first_offset)
         messages = {message.offset: message async for message in found}
@@ -373,12 +400,11 @@ class GroupCalls(DeadCalls, LifeCalls):
         return count
 
     def _window(self, start: Moment, end: Moment | None) -> dict[str, object]:
-        now_ms = self._clock.now_ms()
         begins = start if isinstance(start, str | datetime | timedelta) else None
-        first = None if begins is None else read_start(begins, None, now_ms=now_ms)
-        last = read_end(end, now_ms=now_ms)
+        first, last = None if begins is None else read_start(begins), read_end(end)
         if not isinstance(first, Start) or first.time_ms is None or last.offset is not None:
             raise InvalidRequest("'start' and 'end' of a replay are times, or how long ago")
+        self._check_relative(first, last)
         window: dict[str, object] = {"from_ms": first.time_ms}
         return window if last.time_ms is None else window | {"to_ms": last.time_ms}
 

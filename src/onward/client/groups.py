@@ -17,13 +17,15 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 
-from onward.client.topics import Duration, duration_ms, read_start
+from onward.client.topics import read_start
 from onward.delivery.filter import Filter, FilterWish
 from onward.delivery.ranges import Range, ranges_of
 from onward.delivery.record import GroupWish, Mode, StartAt
 from onward.delivery.retry import POLICY_FORMS, RetryPolicy, parse_policy
+from onward.durations import Duration, either_ms
 from onward.errors import InvalidRequest
 from onward.message.message import Message
+from onward.message.texts import check_text, check_texts
 from onward.protocol.payloads import Start
 
 T = TypeVar("T")
@@ -56,7 +58,15 @@ class ShareDescription(msgspec.Struct, frozen=True, kw_only=True):
     next_due_ms: int = 0
     """When the first of them is due; 0 when none waits."""
     leased: int = 0
+    reserved: int = 0
+    """Kept for members that may re-claim them: the broker has just been restarted."""
     dead: int = 0
+    expiring: int = 0
+    """Messages that nobody was given yet and that retention may drop soon."""
+    expires_at_ms: int = 0
+    """From when on it may drop the oldest of them; 0 when there is none, or the size decides."""
+    dropped: int = 0
+    """Messages that retention dropped before they were done, since the broker started."""
 
 
 class MemberDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +80,8 @@ class MemberDescription(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     host: str = ""
     pid: int = 0
+    function: str = ""
+    """Which function of an App it works for; empty where there is none."""
     state: str = ""
     """`active` or `standby`."""
     credit: int = 0
@@ -144,6 +156,8 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     tenants: dict[str, float] | None = None
     key_rate: float = 0
     key_concurrency: int = 0
+    expires_idle_ms: int = 0
+    """After so long without a member the group is deleted; 0: never."""
     offline: tuple[str, ...] = ()
     """Members that an operator took out."""
     created_at_ms: int = 0
@@ -165,6 +179,49 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
         shares = [one.oldest_at_ms for one in self.topics]
         members = [one.oldest_at_ms for one in self.positions]
         return min(filter(None, shares + members), default=0)
+
+    @property
+    def expiring(self) -> int:
+        """How many messages of all its topics retention may drop soon, undelivered.
+
+        >>> GroupDescription(group="billing").expiring
+        0
+        """
+        return sum(one.expiring for one in self.topics)
+
+    @property
+    def dropped(self) -> int:
+        """How many messages retention dropped before they were done, since the broker started.
+
+        >>> GroupDescription(group="billing").dropped
+        0
+        """
+        return sum(one.dropped for one in self.topics)
+
+
+class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a group has to do, counted at one moment.
+
+    >>> counts = GroupCounts(scheduled=1)
+    >>> counts.is_empty
+    False
+    """
+
+    ready: int = 0
+    """Messages that are not finished, that no member holds, and that wait for no retry."""
+    leased: int = 0
+    retrying: int = 0
+    """Messages that wait for their next attempt."""
+    scheduled: int = 0
+    """Messages that will fire into the topics of the group."""
+    dead: int = 0
+    is_exact: bool = True
+    """False: `scheduled` changed while it was counted, or is more than 500,000 rows."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if nothing is left to do, now or later; dead letters are not counted."""
+        return self.is_exact and not (self.ready or self.leased or self.retrying or self.scheduled)
 
 
 class DeadLetterDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,13 +285,13 @@ def as_names(topics: str | Sequence[str]) -> list[str]:
     return names
 
 
-def start_of(start: GroupStart, *, now_ms: int) -> str | StartAt:
+def start_of(start: GroupStart) -> str | StartAt:
     """Return where a group begins, from all the ways to say it.
 
-    >>> start_of("10m", now_ms=700_000).time_ms
-    100000
+    >>> start_of("10m").time_ms
+    Relative(in_ms=-600000)
     """
-    found = read_start(start, None, now_ms=now_ms)
+    found = read_start(start)
     if isinstance(found, Start):
         return StartAt(offset=found.offset, time_ms=found.time_ms)
     return found
@@ -242,12 +299,12 @@ def start_of(start: GroupStart, *, now_ms: int) -> str | StartAt:
 
 def make_wish(
     *,
-    now_ms: int,
     mode: Mode | None = None,
     start: GroupStart | None = None,
     retry: RetryPolicy | str | None = None,
     at_most_once: bool | None = None,
     lease: Duration | None = None,
+    lease_ms: int | None = None,
     tags: str | Sequence[str] | None = None,
     all_tags: str | Sequence[str] | None = None,
     headers: Mapping[str, str] | None = None,
@@ -255,12 +312,14 @@ def make_wish(
     tenants: Mapping[str, float] | None = None,
     key_rate: float | None = None,
     key_concurrency: int | None = None,
+    expires_idle: Duration | None = None,
+    expires_idle_ms: int | None = None,
 ) -> GroupWish:
     """Return what is asked of a group, checked; what is None is left as it is.
 
     It is checked before it travels: what JSON cannot say, as NaN, would not arrive at all.
 
-    >>> make_wish(now_ms=0, lease="1m", tags="vip").lease_ms
+    >>> make_wish(lease="1m", tags="vip").lease_ms
     60000
     """
     if mode is not None and mode not in get_args(Mode):
@@ -278,20 +337,23 @@ def make_wish(
     )
     return GroupWish(
         mode=mode,
-        start=None if start is None else cast(Any, start_of(start, now_ms=now_ms)),
+        start=None if start is None else cast(Any, start_of(start)),
         retry=retry,
         at_most_once=at_most_once,
-        lease_ms=None if lease is None else duration_ms(lease),
+        lease_ms=either_ms("lease", lease, lease_ms),
         filter=None if chosen == FilterWish() else chosen,
         priorities=priorities,
         tenants=None if tenants is None else _by_name("tenants", tenants, "weights"),
         key_rate=key_rate,
         key_concurrency=key_concurrency,
+        expires_idle_ms=either_ms("expires_idle", expires_idle, expires_idle_ms),
     ).check()
 
 
 def _tags(option: str, tags: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(tags.split(",")) if isinstance(tags, str) else tuple(_texts(option, tags))
+    listed = tags.split(",") if isinstance(tags, str) else _texts(option, tags)
+    check_texts(option, listed)
+    return tuple(listed)
 
 
 def _texts(option: str, given: Sequence[str]) -> list[str]:
@@ -314,10 +376,13 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
                 raise InvalidRequest(
                     f"a filter compares headers as text: {name!r:.40} has {type(one).__name__}"
                 )
+            check_text("headers", one)
     return named
 
 
 def _by_name(option: str, given: Mapping[str, T], what: str) -> dict[str, T]:
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{option} is a dict of {what} by name, not {given!r:.40}")
+    names: list[object] = list(given)
+    check_texts(option, [name for name in names if isinstance(name, str)])
     return dict(given)

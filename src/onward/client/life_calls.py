@@ -19,6 +19,7 @@ from onward.client.finding import (
     FIND_MAX,
     Moment,
     Wanted,
+    collect,
     find_messages,
     parse_id,
     read_end,
@@ -31,6 +32,9 @@ from onward.message.names import check_topic_name
 from onward.protocol.payloads import Start
 
 TRACE = "@trace"
+
+RECURRING = "@recurring/"
+"""What the business keys of runs of recurring schedules begin with."""
 
 
 class LifeCalls(Asking):
@@ -67,11 +71,13 @@ class LifeCalls(Asking):
         check_topic_name(topic, system=True)
         if type(limit) is not int or not 1 <= limit <= FIND_MAX:
             raise InvalidRequest(f"find returns 1 to {FIND_MAX} messages, not {limit!r}")
-        now_ms = self._clock.now_ms()
         wanted = Wanted(key, trace_id, headers or None, text or None)
-        until = read_end(end, now_ms=now_ms)
-        begins = read_start(start, None, now_ms=now_ms)
-        return await find_messages(self._reader(topic, begins), wanted, end=until, limit=limit)
+        until, begins = read_end(end), read_start(start)
+        self._check_relative(begins)
+        return await find_messages(
+            self._reader(topic, begins), wanted, end=until, limit=limit,
+            now_ms=self._clock.now_ms(),
+        )  # fmt: skip
 
     async def explain(self, message_id: str) -> Explanation:
         """Return the life line of a message: published, stored, and how it went in every group.
@@ -93,17 +99,26 @@ class LifeCalls(Asking):
         'acked by ann after ... ms'
         """
         topic, offset = parse_id(message_id)
-        described = await self.topic(topic)
+        try:
+            described = await self.topic(topic)
+        except UnknownTopic:
+            if topic != SCHEDULE_TOPIC:
+                raise
+            # The topic of the schedule exists from the first scheduled message on.
+            raise OffsetOutOfRange(f"no message was ever scheduled as {message_id!r}") from None
         if offset >= described.next_offset:
             raise OffsetOutOfRange(
                 f"there is no message {message_id!r}: the next offset of topic {topic!r} is "
                 f"{described.next_offset}"
             )
+        state = await self._request({"op": "message.state", "topic": topic, "offset": offset})
+        message: Message | None = None
         try:
             message = await self.get(topic, offset)
         except OffsetOutOfRange:
-            message = None
-        state = await self._request({"op": "message.state", "topic": topic, "offset": offset})
+            # Retention has dropped it; a group may still have it.
+            if state.get("carried"):
+                message = await self._kept_message(topic, offset)
         status = await self._request({"op": "status"})
         story = LifeStory(topic, offset)
         created = Start(time_ms=described.created_at_ms)
@@ -119,6 +134,11 @@ class LifeCalls(Asking):
             became=await self._became(topic, offset),
         )  # fmt: skip
 
+    async def _kept_message(self, topic: str, offset: int) -> Message | None:
+        """Return a message that outlives retention for a group; None when it is gone."""
+        found = collect(self._reader_at, topic, [(offset, offset + 1)], first_offset=0)
+        return next(iter([message async for message in found]), None)
+
     async def _scheduled_origin(self, message: Message | None) -> ScheduledOrigin | None:
         """Return how a message came into the schedule; None when it never was there."""
         if message is None or message.schedule_id is None or message.due_at_ms is None:
@@ -129,13 +149,28 @@ class LifeCalls(Asking):
         )  # fmt: skip
         request = {"op": "message.state", "topic": SCHEDULE_TOPIC, "offset": origin.schedule_id}
         try:
-            entry = await self.get(SCHEDULE_TOPIC, origin.schedule_id)
+            entry, unique = await self._schedule_entry(origin.schedule_id)
             state = await self._request(request)
         except (Forbidden, OffsetOutOfRange, UnknownTopic):
             return origin  # the schedule keeps its entries in the log only as long as it must
         return msgspec.structs.replace(
-            origin, scheduled_at_ms=entry.published_at_ms, scheduled_by=_publisher(state)
-        )
+            origin, scheduled_at_ms=entry.published_at_ms, scheduled_by=_publisher(state),
+            recurring=unique.removeprefix(RECURRING) if unique.startswith(RECURRING) else "",
+        )  # fmt: skip
+
+    async def _schedule_entry(self, number: int) -> tuple[Message, str]:
+        """Return a message as it was scheduled, and its business key."""
+        batches = self._reader_at(SCHEDULE_TOPIC, number, 1).batches()
+        try:
+            async for batch in batches:
+                if batch.first_offset == number:
+                    uniques = batch.columns.uniques
+                    unique = None if uniques is None else uniques[-batch.count]
+                    return batch.messages()[0], unique or ""
+                break
+        finally:
+            await batches.aclose()
+        raise OffsetOutOfRange(f"entry {number} of the schedule is no longer stored")
 
     async def _became(self, topic: str, number: int) -> ScheduledDescription | None:
         if topic != SCHEDULE_TOPIC:

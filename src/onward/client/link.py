@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import cast
 
+from onward.client.home import Home
 from onward.errors import NotConnected, OnwardError, ProtocolError, from_wire
 from onward.protocol.connection import ClientConnection, State
 from onward.protocol.frames import PROTOCOL_VERSION, Kind, frame
@@ -26,13 +28,23 @@ OnFrame = Callable[[int, bytes | bytearray], None]
 SILENT_HEARTBEATS_MAX = 3
 
 
+class _Shared(threading.local):
+    """What all links of one thread receive into, one after another: none keeps anything in it."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray(SHARED_BYTES)
+
+
+_shared = _Shared()
+
+
 class Link(asyncio.BufferedProtocol):
     """One connection."""
 
-    def __init__(self, *, name: str, token: str | None) -> None:
+    def __init__(self, *, name: str, token: str | None, place: str = "there") -> None:
         self._loop = asyncio.get_running_loop()
-        self._connection = ClientConnection()
-        self._buffer = bytearray(SHARED_BYTES)
+        self._home = Home()
+        self._connection = ClientConnection(place=place)
         self._hello = Hello(
             PROTOCOL_VERSION, client=name, host=socket.gethostname(), pid=os.getpid(), token=token
         )
@@ -44,6 +56,8 @@ class Link(asyncio.BufferedProtocol):
         self._error: OnwardError | None = None
         self.ready: asyncio.Future[Welcome] = self._loop.create_future()
         self.lost: asyncio.Future[OnwardError] = self._loop.create_future()
+        self.was_answered = False
+        """Whether the other side has sent anything."""
         self.writable = asyncio.Event()
         self.writable.set()
 
@@ -57,6 +71,10 @@ class Link(asyncio.BufferedProtocol):
         """Return the broker's limits."""
         assert self._connection.welcome is not None, "before WELCOME"
         return self._connection.welcome
+
+    def check_here(self) -> None:
+        """Raise when the caller is in another event loop or process than the connection."""
+        self._home.check()
 
     # --- asking ------------------------------------------------------------------------------
 
@@ -73,9 +91,15 @@ class Link(asyncio.BufferedProtocol):
 
     def write(self, *parts: bytes) -> None:
         """Send bytes that are frames already."""
+        self._home.check()
         if self._transport is None:
             raise NotConnected("the connection is lost")
         self._transport.writelines(parts)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether bytes wait in this process; some loops send in their next turn only."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
         """Send one frame."""
@@ -105,11 +129,12 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say where to receive."""
-        return self._connection.buffer(self._buffer)
+        return self._connection.buffer(_shared.buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received."""
         self._heard_at = self._loop.time()
+        self.was_answered = True
         try:
             frames = self._connection.received(nbytes)
         except ProtocolError as error:

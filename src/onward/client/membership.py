@@ -2,8 +2,8 @@
 
     away ──join──▶ joined ──▶ over: left, or ended by the broker (deleted, offline, topic ended)
       ▲              │
-      └─ connection ─┘   what was received is void: the broker gives it to somebody, perhaps to us
-           lost
+      └─ connection ─┘   what was received is void, unless the broker was restarted: then a member
+           lost          that comes back in time re-claims it
 
 Deliveries wait here until they are asked for. While anything is held or waits, its leases are
 renewed at each third of their time; a batch that the program has dropped without settling it is
@@ -27,25 +27,32 @@ import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from onward.client.credit import Credit
+from onward.client.claims import by_lease, claims_of
+from onward.client.credit import AHEAD_FIRST, Credit
 from onward.client.delivery import Delivery
 from onward.client.delivery_batch import NOT_LEASED, DeliveryBatch
 from onward.client.keeper import Keeper
 from onward.client.link import Link
+from onward.client.round_trips import ServedQuestion, catch_up
 from onward.client.seat import Seat
 from onward.client.settling import Settling
-from onward.delivery.ranges import Ranges, ranges_of
+from onward.client.starts import Starts
+from onward.client.unstarted import batch_of, release_all, release_last, still_ours
+from onward.delivery.ranges import Ranges
 from onward.errors import NotConnected, NotLeader, OnwardError, Overloaded, Stopping, from_wire
 from onward.protocol.deliveries import (
+    FUNCTION_CHARACTERS_MAX,
+    Claim,
     Consume,
     Joined,
     decode_delivery,
     decode_joined,
+    decode_recall,
     more_frame,
 )
 from onward.protocol.frames import Kind
@@ -55,7 +62,6 @@ logger = logging.getLogger("onward.consumer")
 
 PAUSE_S_MIN = 0.05
 LEAVE_S_MAX = 5.0
-CATCH_UP_S_MAX = 0.25
 PASSING = (Overloaded, Stopping, NotLeader)
 """Errors after which joining again is worth a try."""
 
@@ -81,6 +87,13 @@ class Membership:
         self._joining = asyncio.Lock()
         self._changed = asyncio.Event()
         self._seat: Seat | None = None
+        self._paused: Settling | None = None
+        """Outcomes and leases of the last connection, to be re-claimed over the next one."""
+        self._returning: asyncio.Task[None] | None = None
+        self._may_return = True
+        self._node = ""
+        """Whose log the leases are of."""
+        self._asked_at_ms = 0
         self._leaving: Seat | None = None
         self._was_joined = False
         self._pause_s = 0.0
@@ -94,7 +107,14 @@ class Membership:
         """Since when what arrives now may have been on its way; no limit: it has just come."""
         self._has_warned = False
         self._is_stopping = False
+        self.ahead_first = AHEAD_FIRST
+        self.room: Callable[[], int] | None = None
+        """How many messages the program could begin with now; None: as many as it waits for."""
+        self._waited_for = 0
+        self.unstarted: list[Delivery] = []
+        """What the program has taken without starting it."""
         self.credit = Credit()
+        self.starts = Starts()
         self.rest: deque[Delivery] = deque()
         """What is left of a batch of which the program takes one message after the other."""
         self.end: OnwardError | None = None
@@ -108,6 +128,11 @@ class Membership:
     def is_joined(self) -> bool:
         """Tell whether the broker counts us in, as far as we know."""
         return self._seat is not None and self._seat.is_taken
+
+    @property
+    def is_away(self) -> bool:
+        """Tell whether it is not known yet whether what was received is still ours."""
+        return self._paused is not None
 
     @property
     def has_received(self) -> bool:
@@ -129,10 +154,19 @@ class Membership:
         """What the broker said when we joined; None while we are away."""
         return None if self._seat is None else self._seat.joined
 
+    def name_function(self, function: str) -> None:
+        """Say which function the messages are for, with the next join."""
+        short = function[:FUNCTION_CHARACTERS_MAX]
+        self._consume = msgspec.structs.replace(self._consume, function=short)
+
     # --- joining -----------------------------------------------------------------------------
 
     async def join(self) -> None:
         """Join, or join again; only the first time there is a deadline."""
+        while self.is_away:
+            self._check_open()
+            self._changed.clear()
+            await self._changed.wait()
         async with self._joining:
             self._check_open()
             if self.is_joined:
@@ -158,7 +192,15 @@ class Membership:
         self.credit.restart()
         seat = self._seat = Seat(link, self._take)
         try:
-            consume = msgspec.structs.replace(self._consume, credit=0)
+            self._asked_at_ms = self._monotonic_ms()
+            claims = self._claims()
+            consume = msgspec.structs.replace(
+                self._consume, credit=0, starts=True, recalls=True, claims=claims,
+                node=self._node if claims else "",
+            )  # fmt: skip
+            if self._was_joined:
+                # Somebody has changed the group since: members that are there go on with that.
+                consume = msgspec.structs.replace(consume, if_differs="keep")
             link.send(Kind.CONSUME, seat.id, encode_json(consume))
             waited: list[asyncio.Future[Any]] = [seat.answer, link.lost]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -180,11 +222,16 @@ class Membership:
 
     def _seated(self, seat: Seat, joined: Joined) -> None:
         """Make room for what may come right behind the answer."""
-        seat.settling = Settling(
+        paused, self._paused = self._paused, None
+        seat.settling = paused or Settling(
             seat.link, seat.id, group=self._consume.group, member=joined.member,
-            monotonic_ms=self._monotonic_ms,
+            timeout_s=self._timeout_s, monotonic_ms=self._monotonic_ms,
         )  # fmt: skip
         seat.joined = joined
+        self.starts.begin(seat if joined.starts else None)
+        self._node = seat.link.welcome.node
+        if paused is not None:
+            self._reclaimed(seat, paused, joined)
         self.credit.is_sparing = joined.at_most_once and joined.mode != "broadcast"
         self._was_joined = True
         self._on_joined(seat.link, joined)
@@ -194,6 +241,64 @@ class Membership:
         self.give_more()
         if not seat.answer.done():
             seat.answer.set_result(joined)
+        self._changed.set()
+
+    # --- coming back -------------------------------------------------------------------------
+
+    async def returned(self) -> None:
+        """Wait until it is known what of the messages is still ours; not after `stop`."""
+        while self.is_away and not self._is_stopping:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _claims(self) -> tuple[Claim, ...]:
+        return () if self._paused is None else claims_of(self._watched(), self._paused)
+
+    def _watched(self) -> list[DeliveryBatch]:
+        found = (reference() for reference, _ in self._leases.values())
+        return [batch for batch in found if batch is not None and not batch.is_lost]
+
+    def _pause(self, seat: Seat, settling: Settling) -> None:
+        """Keep what is held, and join again at once, whether the program asks for more or not.
+
+        A broker that was restarted lets us re-claim it for a short time.
+        """
+        settling.pause()
+        self._paused = settling
+        self._unseat(seat)
+        self._returning = self._loop.create_task(self._return())
+
+    async def _return(self) -> None:
+        try:
+            async with self._joining:
+                while not await self._try_join(None):
+                    pass
+        except OnwardError:
+            pass  # whoever asks for more joins again, and is told why that is not possible
+        finally:
+            self._give_up_claims()
+
+    def _reclaimed(self, seat: Seat, settling: Settling, joined: Joined) -> None:
+        """Go on with what the broker let us re-claim; lose the rest."""
+        claimed = by_lease(joined.claimed)
+        for batch in self._watched():
+            batch.keep_only(claimed.get(batch.lease, Ranges()), since_ms=self._asked_at_ms)
+        settling.resume(seat.link, seat.id, claimed=claimed, finished=by_lease(joined.finished))
+        self._forget_lost()
+        waiting = [*self.rest, *self.unstarted]
+        self.starts.again(self._watched(), received=self._received, rest=waiting)
+        self.credit.waiting = self.waiting_count
+        self.credit.waiting_bytes = sum(batch.entries_bytes for batch in self._received)
+        if self.has_waiting:
+            self._on_waiting()
+
+    def _give_up_claims(self) -> None:
+        """Take note that nothing will be re-claimed."""
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.lose()
+            self._forget_lost()
+        self._changed.set()
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -211,22 +316,26 @@ class Membership:
                     raise self.end
                 if self.is_joined:
                     self._ask(n)
+                    self._waited_for = n
+                    self.more_room()
                     self._changed.clear()
                     await self._changed.wait()
+                    self.credit.resumed(now=self._loop.time())
                 else:
                     await self.join()
             return batch
         finally:
+            self._waited_for = 0
             self._ask(0)
 
     def take_batch(self) -> DeliveryBatch | None:
         """Return what came first of what waits; None when nothing waits."""
-        while self._received:
+        while self._received and not self.is_away:
             batch = self._received.popleft()
             self.credit.opened(batch.entries_bytes)
             batch.taken()
             if batch.expires_at_ms <= self._monotonic_ms():
-                batch.release_soon()
+                batch.give_back_soon()
             elif not batch.is_lost:
                 batch.open()
                 if batch.count:
@@ -250,30 +359,54 @@ class Membership:
         self.took(count - batch.count)
 
     async def catch_up(self) -> None:
-        """Wait until what the broker has sent by now is here; not for long, if it is far or busy.
+        """Wait until what the broker has sent by now is here; not for long."""
+        if self._seat is not None and self._seat.is_taken:
+            await catch_up(self._seat.link)
 
-        Frames keep their order: when the answer comes, everything that was sent before it has.
+    async def served(self, n: int) -> bool:
+        """Wait until messages are here, or the broker has sent all that is ready.
+
+        Return False when the connection was lost before. At most once, `n` messages are asked for.
         """
         if self._seat is None or not self._seat.is_taken:
-            return
-        link = self._seat.link
-        answered = asyncio.Event()
-        request_id = link.expect(lambda kind, payload: answered.set())
-        link.send(Kind.PING, request_id)
+            return False
+        self._ask(n)
+        question = ServedQuestion(self._seat, self._changed.set)
         try:
-            async with asyncio.timeout(CATCH_UP_S_MAX) as limit:
-                await answered.wait()
-        except TimeoutError:
-            if not limit.expired():
-                raise
+            while self.is_joined and not (question.is_answered or self.has_waiting):
+                self._check_open()
+                self._changed.clear()
+                await self._changed.wait()
+            await question.check()
+            return question.is_answered or self.has_waiting
         finally:
-            link.forget(request_id)
+            question.close()
+            self._ask(0)
+
+    def next_of_rest(self, *, starts: bool) -> Delivery:
+        """Return the next message that waits; with `starts` it is reported first."""
+        if starts:
+            if not self.starts.ahead:
+                self.starts.next_of(self.rest, now=self._loop.time())
+            self.starts.ahead -= 1
+        delivery = self.rest.popleft()
+        self.took(1)
+        return delivery
+
+    def untake(self, deliveries: list[Delivery]) -> None:
+        """Let messages wait again that were taken and not handed out."""
+        self.starts.ahead = 0
+        self.rest.extendleft(reversed(deliveries))
+        self.credit.waiting += len(deliveries)
 
     def has_rest(self) -> bool:
         """Tell whether a message can be taken; first give back what has waited for too long."""
         rest = self.rest
-        if rest and _batch_of(rest[0]).expires_at_ms <= self._monotonic_ms():
+        if self.is_away:
+            return False
+        if rest and batch_of(rest[0]).expires_at_ms <= self._monotonic_ms():
             waiting = list(rest)
+            self.starts.ahead = 0
             rest.clear()
             rest.extend(self.still_ours(waiting))
             self.took(len(waiting) - len(rest))
@@ -281,12 +414,7 @@ class Membership:
 
     def still_ours(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Return those that can be handed out; give back those whose lease may be over."""
-        now_ms = self._monotonic_ms()
-        late = [one for one in deliveries if _batch_of(one).expires_at_ms <= now_ms]
-        if late:
-            _release(late)
-            deliveries = [one for one in deliveries if _batch_of(one).expires_at_ms > now_ms]
-        return [one for one in deliveries if not one.is_lost]
+        return still_ours(deliveries, now_ms=self._monotonic_ms())
 
     def push(self, batch: DeliveryBatch) -> None:
         """Let a batch wait to be taken."""
@@ -314,8 +442,14 @@ class Membership:
 
     def give_more(self) -> None:
         """Give credit, when it is time to."""
-        if self.is_joined:
+        if self.is_joined and not self._is_stopping:
             self._send_more(self.credit.more(now=self._loop.time()))
+
+    def more_room(self) -> None:
+        """Give credit for what a program that waits has room for."""
+        if self._waited_for and self.is_joined and not self._is_stopping:
+            room = self._waited_for if self.room is None else self.room()
+            self._send_more(self.credit.more(now=self._loop.time(), room=room))
 
     def give(self, count: int) -> None:
         """Give so much credit, for somebody who waits for just that."""
@@ -344,18 +478,24 @@ class Membership:
         """Give back whatever was received and not taken yet; what is finished stays."""
         if self.credit.is_sparing:
             return
-        _release(self.rest)
-        received, self._received = self._received, deque()
-        for batch in received:
-            self.credit.opened(batch.entries_bytes)
-            batch.taken()
-            batch.release_soon()
-        self.credit.waiting = 0
-        self.rest.clear()
+        release_all(self._received, self.rest, self.credit)
+        self.starts.ahead = 0
+
+    def recall(self, count: int) -> None:
+        """Give back up to `count` messages that were not started, the last ones first.
+
+        The program is busy, so nothing more is asked for before it goes on.
+        """
+        if self.credit.is_sparing:
+            return
+        unreported = len(self.rest) - self.starts.ahead
+        if release_last(count, self._received, self.rest, self.unstarted, unreported, self.credit):
+            self.take_back()
 
     def forget_waiting(self) -> int:
         """Drop whatever was received and not taken; return how many messages that were."""
         count = self.waiting_count
+        self.starts.ahead = 0
         self.rest.clear()
         self._received.clear()
         return count
@@ -368,6 +508,8 @@ class Membership:
         """Take a frame from the broker."""
         if kind == Kind.DELIVERY:
             self._delivered(seat, payload)
+        elif kind == Kind.RECALL:
+            self.recall(decode_recall(payload))
         elif kind == Kind.REPLY:
             joined = decode_joined(payload)
             if seat.joined is None:
@@ -410,7 +552,7 @@ class Membership:
     def _ended(self, seat: Seat, error: OnwardError) -> None:
         """The broker has ended the membership, or does not let us in."""
         seat.link.forget(seat.id)
-        self._drop(seat)
+        self._drop(seat, error)
         if not seat.answer.done():
             seat.answer.set_exception(error)
         elif isinstance(error, PASSING):
@@ -420,31 +562,59 @@ class Membership:
         self._changed.set()
 
     def _lost(self, lost: asyncio.Future[OnwardError]) -> None:
-        if self._seat is not None and self._seat.link.lost is lost:
-            self._drop(self._seat)
-            self._changed.set()
+        seat = self._seat
+        if seat is None or seat.link.lost is not lost:
+            return
+        settling = seat.settling if self._may_return else None
+        if settling is not None and (
+            settling.unanswered() or any(batch.held for batch in self._watched())
+        ):
+            self._pause(seat, settling)
+        else:
+            self._drop(seat)
+        self._changed.set()
 
-    def _drop(self, seat: Seat) -> None:
+    def _drop(self, seat: Seat, end: OnwardError | None = None) -> None:
         """Forget what this connection brought: it will come again, to us or to others."""
         if seat.settling is not None:
-            seat.settling.lose()
-        self._leases.clear()
+            seat.settling.lose(end)
+            self._forget_lost()
+        self._unseat(seat)
+
+    def _unseat(self, seat: Seat) -> None:
+        self.starts.begin(None)
         self._asleep_from_ms = math.inf
         if self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None
-        self._received = deque(batch for batch in self._received if not batch.is_lost)
-        kept = [delivery for delivery in self.rest if not delivery.is_lost]
-        self.rest.clear()
-        self.rest.extend(kept)
         if self._seat is seat:
             self._seat = None
 
+    def _forget_lost(self) -> None:
+        """Forget what is not ours any more, and was not handed out."""
+        self._leases = {
+            lease: watched
+            for lease, watched in self._leases.items()
+            if (batch := watched[0]()) is not None and not batch.is_lost
+        }
+        self._received = deque(batch for batch in self._received if not batch.is_lost)
+        self.starts.ahead = 0
+        kept = [delivery for delivery in self.rest if not delivery.is_lost]
+        self.rest.clear()
+        self.rest.extend(kept)
+
     async def leave(self) -> None:
         """Leave: what was said is answered first, what is still held is given back."""
+        if self._returning is not None:
+            self._returning.cancel()
+        self._give_up_claims()
         seat = self._seat
         if seat is not None and seat.is_taken and seat.settling is not None:
-            await self._say_goodbye(seat, seat.settling)
+            self._may_return = False
+            try:
+                await self._say_goodbye(seat, seat.settling)
+            finally:
+                self._may_return = True
         if self._leaving is not None:
             assert self._leaving.left is not None
             waited: list[asyncio.Future[Any]] = [self._leaving.left, self._leaving.link.lost]
@@ -453,7 +623,7 @@ class Membership:
     async def _say_goodbye(self, seat: Seat, settling: Settling) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await settling.quiet()
+                await settling.quiet_or(seat.link.lost)
         except TimeoutError:
             logger.warning("group %r: some outcomes had no answer in time", self._consume.group)
         finally:
@@ -521,20 +691,6 @@ class Membership:
                 "group %r: %d messages were taken and neither acked, retried nor rejected; they "
                 "come again when their lease ends", self._consume.group, held.count,
             )  # fmt: skip
-
-
-def _release(deliveries: Iterable[Delivery]) -> None:
-    """Give back messages that were not taken."""
-    offsets: dict[DeliveryBatch, list[int]] = {}
-    for delivery in deliveries:
-        offsets.setdefault(_batch_of(delivery), []).append(delivery.offset)
-    for batch, some in offsets.items():
-        batch.release_ranges_soon(ranges_of(some))
-
-
-def _batch_of(delivery: Delivery) -> DeliveryBatch:
-    assert delivery.batch is not None, "a delivery is made by its batch"
-    return delivery.batch
 
 
 def _pause_s(error: OnwardError) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal, TypedDict
 
-from onward.client.topics import Duration
 from onward.delivery.retry import RetryPolicy
+from onward.durations import Duration
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -19,6 +19,7 @@ class ConsumeOptions(TypedDict, total=False):
     member: str | None
     credit: int | None
     lease: Duration | None
+    lease_ms: int | None
     retry: RetryPolicy | str | None
     tags: str | Sequence[str] | None
     all_tags: str | Sequence[str] | None
@@ -28,5 +29,8 @@ class ConsumeOptions(TypedDict, total=False):
     tenants: Mapping[str, float] | None
     key_rate: float | None
     key_concurrency: int | None
+    expires_idle: Duration | None
+    expires_idle_ms: int | None
     refuse: bool
+    apply: bool
     position: str | os.PathLike[str] | None

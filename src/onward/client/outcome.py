@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from onward.client.topics import Duration, duration_ms, instant_ms
+from onward.client.topics import instant_ms
+from onward.durations import Duration, either_ms
 from onward.errors import InvalidRequest
 
 CAUSE_CHARS_MAX = 1_000
@@ -34,14 +35,15 @@ class Retry(Exception):
         cause: str = "",
         *,
         after: Duration | None = None,
+        after_ms: int | None = None,
         at: datetime | int | None = None,
         count: bool = True,
     ) -> None:
-        if after is not None and at is not None:
+        self.after_ms = either_ms("after", after, after_ms)
+        if self.after_ms is not None and at is not None:
             raise InvalidRequest("a retry is 'after' a delay or 'at' a moment, not both")
         super().__init__(cause)
         self.cause = cause
-        self.after_ms = None if after is None else duration_ms(after)
         self.at_ms = None if at is None else _checked_ms(at)
         self.count = count
 

@@ -26,7 +26,8 @@ from onward.client.encoded import EncodedProducers, check_stamp
 from onward.client.link import Link
 from onward.client.receipt import BatchReceipt, CopiedBatches
 from onward.client.scheduled import SCHEDULE_TOPIC
-from onward.client.topics import Duration, TopicEnd, TopicEntry, duration_ms
+from onward.client.topics import TopicEnd, TopicEntry
+from onward.durations import Duration, either_ms, format_duration
 from onward.errors import (
     InvalidRequest,
     NotConnected,
@@ -56,7 +57,7 @@ class PipelineCalls(Asking):
     _holds: dict[str, dict[str, object]] | None = None
 
     async def topic_ends(
-        self, ends: Mapping[str, int], *, wait: Duration = 0
+        self, ends: Mapping[str, int], *, wait: Duration | None = None, wait_ms: int | None = None
     ) -> dict[str, TopicEnd]:
         """Return where topics begin and end, as soon as one of them has more than its offset here.
 
@@ -70,9 +71,9 @@ class PipelineCalls(Asking):
         >>> asyncio.run(main())
         {'orders': TopicEnd(first_offset=0, next_offset=2)}
         """
-        wait_ms = duration_ms(wait)
-        if not 0 <= wait_ms <= WAIT_MS_MAX:
-            raise InvalidRequest(f"wait is at most a minute, not {wait!r}")
+        wait_ms = either_ms("wait", wait, wait_ms, default=0)
+        if wait_ms > WAIT_MS_MAX:
+            raise InvalidRequest(f"wait is at most a minute, not {format_duration(wait_ms)}")
         if len(ends) > TOPICS_MAX:
             raise InvalidRequest(f"{TOPICS_MAX} topics are the most to wait for, not {len(ends)}")
         reply = await self._request(
@@ -163,6 +164,7 @@ class PipelineCalls(Asking):
         sequence: int,
         durability: str | None = None,
         timeout: Duration | None = None,
+        timeout_ms: int | None = None,
     ) -> BatchReceipt:
         """Publish an encoded batch under a producer id and a sequence of the caller, once.
 
@@ -189,7 +191,7 @@ class PipelineCalls(Asking):
             self._encoded.use(self._keeper().link)
         return await self._encoded.of(producer_id).publish_encoded(
             topic, packed, sequence=sequence, durability=self._asked(durability),
-            deadline=self._deadline(timeout),
+            deadline=self._deadline(timeout, timeout_ms),
         )  # fmt: skip
 
     async def copy_batches(
@@ -303,4 +305,7 @@ class PipelineCalls(Asking):
             if drain:
                 await self._encoded.drain()
             self._encoded.close(NotConnected("the client is closed"))
+        self._forget_pipeline()
+
+    def _forget_pipeline(self) -> None:
         self._encoded = self._holds = None

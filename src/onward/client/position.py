@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from onward.protocol.frames import Kind
 from onward.protocol.payloads import decode_error, encode_json
 
 FILE_BYTES_MAX = 1 << 20
+_serials = count()
 
 
 class Place(Protocol):
@@ -88,7 +90,8 @@ class PositionFile:
 
     def write(self, positions: Mapping[str, Position]) -> None:
         """Store positions so that the old or the new ones survive whatever happens."""
-        aside = self._path.with_name(f"{self._path.name}.new")
+        # A name of its own: a consumer that was abandoned may still write while the next one does.
+        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}-{next(_serials)}.new")
         stored = _Stored(
             self._group,
             {topic: position.offset for topic, position in positions.items()},

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, cast
 
 from onward.client.link import Link
+from onward.client.optional_columns import Optional
 from onward.client.receipt import DURABILITIES, BatchReceipt, Receipt
 from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledReceipt
 from onward.clock import Clock
@@ -35,7 +37,13 @@ from onward.errors import (
 from onward.message.batch import encode_batch
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import decode_error, decode_published, publish_head
+from onward.protocol.payloads import (
+    Published,
+    decode_counted_from,
+    decode_error,
+    decode_published,
+    publish_head,
+)
 
 if TYPE_CHECKING:
     from onward.client.schedule_calls import ScheduleCalls
@@ -45,55 +53,6 @@ BATCH_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
 CHECK_EVERY_S = 0.25
 MESSAGE_COST_BYTES = 64
-
-Headers = Mapping[str, str | bytes]
-
-
-class Optional:
-    """The optional columns of an open batch: lists that exist once somebody used them."""
-
-    __slots__ = (
-        "due_at_ms", "headers", "keys", "priorities", "replaces", "tags", "tenants", "topics",
-        "trace_ids", "uniques",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.keys: list[str | None] | None = None
-        self.headers: list[Headers | None] | None = None
-        self.tags: list[str | None] | None = None
-        self.trace_ids: list[str | None] | None = None
-        self.priorities: list[int | None] | None = None
-        self.tenants: list[str | None] | None = None
-        self.due_at_ms: list[int | None] | None = None
-        self.topics: list[str | None] | None = None
-        self.uniques: list[str | None] | None = None
-        self.replaces: list[int | None] | None = None
-
-    def set(self, name: str, number: int, value: object) -> None:
-        """Set one value of the message with this number."""
-        column = getattr(self, name)
-        if column is None:
-            column = []
-            setattr(self, name, column)
-        column.extend([None] * (number - len(column)))
-        column.append(value)
-
-    def remove(self, number: int) -> None:
-        """Forget the values of the message with this number."""
-        for name in self.__slots__:
-            column = getattr(self, name)
-            if column is not None:
-                del column[number : number + 1]
-
-    def columns(self, count: int) -> dict[str, list[object]]:
-        """Return the columns that are used, each as long as the batch."""
-        used = {}
-        for name in self.__slots__:
-            column = getattr(self, name)
-            if column is not None:
-                column.extend([None] * (count - len(column)))
-                used[name] = column
-        return used
 
 
 class OpenBatch:
@@ -116,10 +75,12 @@ class OpenBatch:
         self.calls: ScheduleCalls | None = None
         """In a batch of the schedule: what its receipts cancel and move with."""
 
-    def settle(self, offset: int, event_id: int, durability: str) -> None:
+    def settle(
+        self, offset: int, event_id: int, durability: str, counted_from_ms: int | None
+    ) -> None:
         """Give each message its receipt."""
         if self.calls is not None:
-            self._settle_scheduled(self.calls, offset, event_id, durability)
+            self._settle_scheduled(self.calls, offset, event_id, durability, counted_from_ms)
             return
         topic, new_tuple = self.topic, tuple.__new__
         for future in self.futures:
@@ -129,12 +90,18 @@ class OpenBatch:
             offset += 1
 
     def _settle_scheduled(
-        self, calls: ScheduleCalls, number: int, event_id: int, durability: str
-    ) -> None:
+        self, calls: ScheduleCalls, number: int, event_id: int, durability: str,
+        counted_from_ms: int | None,
+    ) -> None:  # fmt: skip
         assert self.optional is not None, "a scheduled message says when and where to"
-        topics, due_at_ms = self.optional.topics or (), self.optional.due_at_ms or ()
-        for future, topic, at_ms in zip(self.futures, topics, due_at_ms, strict=True):
+        optional = self.optional
+        times = zip_longest(optional.due_at_ms or (), optional.delays_ms or ())
+        for future, topic, (at_ms, delay_ms) in zip(
+            self.futures, optional.topics or (), times, strict=True
+        ):
             if not future.done():
+                if delay_ms is not None and counted_from_ms is not None:
+                    at_ms = counted_from_ms + delay_ms  # as the broker resolved it
                 receipt = ScheduledReceipt(
                     str(topic), number, due_at_ms=at_ms or 0, event_id=event_id,
                     durability=durability, calls=calls,
@@ -142,6 +109,13 @@ class OpenBatch:
                 # Who scheduled it knows that this is no plain receipt.
                 future.set_result(cast(Receipt, receipt))
             number += 1
+
+    @property
+    def first_delay(self) -> tuple[int, int] | None:
+        """Which message is the first with a delay, and its delay; None when none has one."""
+        delays_ms = (self.optional and self.optional.delays_ms) or ()
+        found = ((row, delay_ms) for row, delay_ms in enumerate(delays_ms) if delay_ms is not None)
+        return next(found, None)
 
     def split(self) -> list[OpenBatch]:
         """Return a batch per message: one of them is refused, the others are not to suffer."""
@@ -198,7 +172,9 @@ class WholeBatch:
         self.encoded = encoded
         self.future = future
 
-    def settle(self, offset: int, event_id: int, durability: str) -> None:
+    def settle(
+        self, offset: int, event_id: int, durability: str, counted_from_ms: int | None
+    ) -> None:
         """Give the receipt."""
         if not self.future.done():
             self.future.set_result(
@@ -214,12 +190,14 @@ class WholeBatch:
 class Sent:
     """A sealed batch: its bytes never change again, so that a repeat is the same."""
 
-    __slots__ = ("batch", "encoded", "is_sent", "sequence", "was_unanswered")
+    __slots__ = ("batch", "counted_from_ms", "encoded", "is_sent", "sequence", "was_unanswered")
 
     def __init__(self, batch: OpenBatch | WholeBatch, sequence: int, encoded: bytes) -> None:
         self.batch = batch
         self.sequence = sequence
         self.encoded = encoded
+        self.counted_from_ms: int | None = None
+        """When the broker accepted it last, by its clock; only told of what has delays."""
         self.is_sent = False
         """It was sent over this link, and has no answer yet."""
         self.was_unanswered = False
@@ -253,6 +231,8 @@ class Producer:
         self._line: deque[asyncio.Event] = deque()
         """Those who wait for room, in the order in which they came."""
         self._settled = asyncio.Event()
+        self._repeats: set[asyncio.Task[None]] = set()
+        """Those who ask when the delays of a batch count from that was stored before."""
         self.waiting_bytes = 0
         self.is_closed = False
 
@@ -419,6 +399,8 @@ class Producer:
     def close(self, error: OnwardError) -> None:
         """Fail everything that is still waiting."""
         self.is_closed = True
+        for task in self._repeats:
+            task.cancel()
         if self._check is not None:
             self._check.cancel()
         for sent in list(self._sent.values()):
@@ -435,7 +417,7 @@ class Producer:
     @property
     def is_idle(self) -> bool:
         """Tell whether everything is answered."""
-        return not (self._sent or self._waiting or self._open)
+        return not (self._sent or self._waiting or self._open or self._repeats)
 
     async def drain(self) -> None:
         """Return when everything that was published has its answer or its deadline."""
@@ -521,19 +503,54 @@ class Producer:
     def _answered(
         self, link: Link, request_id: int, sent: Sent, kind: int, payload: bytes | bytearray
     ) -> None:
+        if kind == Kind.COUNTED_FROM:
+            sent.counted_from_ms = decode_counted_from(payload)
+            return
         link.forget(request_id)
         if sent.sequence not in self._sent:
             return
         if kind == Kind.PUBLISHED:
-            offset, event_id, durability, _ = decode_published(payload)
             self._forget(sent)
-            sent.batch.settle(offset, event_id, DURABILITIES[durability & 3])
+            self._settle(sent, decode_published(payload))
         else:
             self._refused(sent, decode_error(payload))
         if self._refusal is not None:
             self._again()
         elif not self._flush_is_due and (self._waiting or self._open):
             self._flush_soon()
+
+    def _settle(self, sent: Sent, published: Published) -> None:
+        batch, counted_from_ms = sent.batch, sent.counted_from_ms
+        offset, event_id, durability, is_repeat = published
+        reached = DURABILITIES[durability & 3]
+        if is_repeat and isinstance(batch, OpenBatch) and batch.first_delay is not None:
+            # It counts from when it came first, which is not when it came this time.
+            task = self._loop.create_task(self._settle_repeat(batch, offset, event_id, reached))
+            self._repeats.add(task)
+            task.add_done_callback(self._repeat_settled)
+        else:
+            batch.settle(offset, event_id, reached, counted_from_ms)
+
+    async def _settle_repeat(
+        self, batch: OpenBatch, offset: int, event_id: int, reached: str
+    ) -> None:
+        """Ask when the delays of a batch that was stored before count from."""
+        assert batch.first_delay is not None
+        assert batch.calls is not None, "only the schedule has delays"
+        row, delay_ms = batch.first_delay
+        counted_from_ms = None
+        try:
+            found = await batch.calls.scheduled(offset + row)
+            if found.at_ms:
+                counted_from_ms = found.at_ms - delay_ms
+        except OnwardError:
+            pass  # it is stored all the same: only its receipt does not say when it is due
+        finally:
+            batch.settle(offset, event_id, reached, counted_from_ms)
+
+    def _repeat_settled(self, task: asyncio.Task[None]) -> None:
+        self._repeats.discard(task)
+        self._settled.set()
 
     def _refused(self, sent: Sent, error: OnwardError) -> None:
         """Try again later what the broker could not take now; fail the rest."""

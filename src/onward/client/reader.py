@@ -117,9 +117,10 @@ class Reader:
 
     def __init__(
         self, keeper: Keeper, topic: str, *, start: ReadStart, follow: bool, timeout_s: float,
-        credit_bytes: int = CREDIT_BYTES, end: int | None = None,
+        credit_bytes: int = CREDIT_BYTES, end: int | None = None, kept: bool = False,
     ) -> None:  # fmt: skip
         self._keeper = keeper
+        self._kept: bool | UnsetType = kept or UNSET
         self._topic = topic
         self._start = start
         self._follow = follow
@@ -160,6 +161,7 @@ class Reader:
 
     async def batches(self) -> AsyncGenerator[ReadBatch]:
         """Give each batch as it was published; the last may reach over the end of the read."""
+        self._keeper.check_here()
         try:
             while (entries := await self._next_entries()) is not None:
                 for batch in self._decode(entries):
@@ -233,7 +235,9 @@ class Reader:
             self._note_latest(link)
         start = self._start if self._next_offset is None else Start(offset=self._next_offset)
         end = UNSET if self._end_offset is None else self._end_offset
-        read = Read(self._topic, start, self._credit_bytes, self._follow, end, self._number)
+        read = Read(
+            self._topic, start, self._credit_bytes, self._follow, end, self._number, self._kept
+        )
         self._request_id = link.expect(self._take)
         link.send(Kind.READ, self._request_id, encode_json(read))
         self._was_open = True

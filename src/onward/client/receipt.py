@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
+DurabilityName = Literal["memory", "interval", "disk", "quorum"]
 DURABILITIES = ("memory", "interval", "disk", "quorum")
 
 

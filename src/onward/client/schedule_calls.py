@@ -18,11 +18,11 @@ import msgspec
 
 from onward.client.asking import Asking
 from onward.client.bodies import encode_body
+from onward.client.message_parts import joined_tags, optional_parts
 from onward.client.schedule_times import (
     DAY_MS,
     Ahead,
     At,
-    Delay,
     Delays,
     Times,
     When,
@@ -45,9 +45,11 @@ from onward.client.scheduled import (
     ScheduledReceipt,
     schedule_id,
 )
-from onward.client.topics import Duration, duration_ms
+from onward.durations import Duration, either_ms
 from onward.errors import InvalidRequest, ProtocolError
 from onward.message.names import check_topic_name
+from onward.message.relative import Relative, resolve_ms
+from onward.message.texts import check_text
 
 if TYPE_CHECKING:
     from onward.client.producer import Producer
@@ -106,7 +108,8 @@ class ScheduleCalls(Asking):
         *,
         unique: str | None = None,
         at: At | None = None,
-        delay: Delay | None = None,
+        delay: Duration | None = None,
+        delay_ms: int | None = None,
     ) -> MoveResult:
         """Let a message fire at another time; it gets a new id, which the result names.
 
@@ -118,7 +121,8 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         'moved'
         """
-        at_ms = due_ms(delay, at, now_ms=self._clock.now_ms())
+        at_ms = due_ms(delay, delay_ms, at)
+        self._check_relative(at_ms)
         reply = await self._request({"op": "schedule.move", "at_ms": at_ms, **_one(id, unique)})
         (result,) = _read(reply["results"], list[MoveResult])
         return result
@@ -164,17 +168,21 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         ['b', 'a']
         """
-        now_ms = self._clock.now_ms()
+        window = {
+            "from_ms": None if start is None else ahead_ms(start),
+            "until_ms": None if end is None else ahead_ms(end),
+        }
+        self._check_relative(*window.values())
         request: dict[str, object] = {
-            "op": "schedule.list", "limit": _PAGE, "topic": topic or "", "key": key or "",
-            "from_ms": None if start is None else ahead_ms(start, now_ms=now_ms),
-            "until_ms": None if end is None else ahead_ms(end, now_ms=now_ms),
+            "op": "schedule.list", "limit": _PAGE, "topic": topic or "", "key": key or "", **window
         }  # fmt: skip
         after: object = None
         while True:
             reply = await self._request({**request, "after": after})
             for one in _read(reply["scheduled"], list[ScheduledDescription]):
                 yield one
+            # The first page has resolved what is relative to now; the others go on with that.
+            request |= {name: reply[name] for name in window if name in reply}
             after = reply.get("next")
             if not after:
                 return
@@ -185,6 +193,7 @@ class ScheduleCalls(Asking):
         start: Ahead | None = None,
         end: Ahead | None = None,
         step: Duration | None = None,
+        step_ms: int | None = None,
         topic: str | None = None,
     ) -> CalendarDescription:
         """Return how many messages fire when: from now for a day, in steps that fit.
@@ -201,11 +210,14 @@ class ScheduleCalls(Asking):
         (2, {'reminders': 2})
         """
         now_ms = self._clock.now_ms()
-        start_ms = now_ms if start is None else ahead_ms(start, now_ms=now_ms)
-        end_ms = start_ms + DAY_MS if end is None else ahead_ms(end, now_ms=now_ms)
+        # A person looks at it, beside a clock of their own: it is drawn by this machine's.
+        start_ms = resolve_ms(ahead_ms("now" if start is None else start), now_ms=now_ms)
+        end_ms = start_ms + DAY_MS if end is None else resolve_ms(ahead_ms(end), now_ms=now_ms)
         if end_ms <= start_ms:
             raise InvalidRequest("a calendar ends after it begins")
-        step_ms = step_for(end_ms - start_ms) if step is None else duration_ms(step)
+        step_ms = either_ms("step", step, step_ms)
+        if step_ms is None:
+            step_ms = step_for(end_ms - start_ms)
         if step_ms < 1_000:
             raise InvalidRequest("a step of the calendar is at least a second")
         start_ms -= start_ms % step_ms
@@ -228,6 +240,7 @@ class ScheduleCalls(Asking):
         cron: str | None = None,
         zone: str = "UTC",
         every: Duration | None = None,
+        every_ms: int | None = None,
         catch_up: Literal["one", "none"] = "one",
         start: At | None = None,
         paused: bool = False,
@@ -253,19 +266,21 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         '0 9 * * MON-FRI'
         """
-        if (cron is None) == (every is None):
+        every_ms = either_ms("every", every, every_ms)
+        if (cron is None) == (every_ms is None):
             raise InvalidRequest("say when it comes again: either cron or every")
         if catch_up not in ("one", "none"):
             raise InvalidRequest(f"catch_up is one or none, not {str(catch_up)[:40]!r}")
         check_topic_name(topic)
-        for value in (headers or {}).values():
-            if not isinstance(value, str):
-                raise InvalidRequest("headers of a recurring schedule are text")
+        check_text("name", name)
+        optional_parts(key, headers, tag, trace_id, priority, tenant)
+        if not all(isinstance(value, str) for value in (headers or {}).values()):
+            raise InvalidRequest("headers of a recurring schedule are text")
         given: dict[str, object] = {
             "key": key, "headers": None if headers is None else dict(headers),
-            "tag": tag if tag is None or isinstance(tag, str) else ",".join(tag),
+            "tag": joined_tags(tag),
             "trace_id": trace_id, "tenant": tenant, "cron": cron,
-            "every_ms": None if every is None else duration_ms(every),
+            "every_ms": every_ms,
             "start_ms": None if start is None else moment_ms(start),
         }  # fmt: skip
         request: dict[str, object] = {
@@ -338,10 +353,14 @@ class ScheduleCalls(Asking):
         optional: dict[str, object] | None, when: When,
     ) -> asyncio.Future[ScheduledReceipt]:  # fmt: skip
         """Hand one message that is to wait to the producer."""
-        delay, at, unique, replace = when
-        due = due_of(delay, at, unique, replace=replace, now_ms=self._clock.now_ms())
+        due = due_of(when)
         check_topic_name(topic)
-        columns = (optional or {}) | {"topics": topic, "due_at_ms": due.at_ms}
+        self._check_relative(due.at_ms)
+        columns = (optional or {}) | {"topics": topic}
+        if isinstance(due.at_ms, Relative):
+            columns["delays_ms"] = due.at_ms.in_ms
+        else:
+            columns["due_at_ms"] = due.at_ms
         if due.unique is not None:
             columns["uniques"] = due.unique
         if due.replace:
@@ -349,17 +368,19 @@ class ScheduleCalls(Asking):
         return producer.schedule(body, durability=durability, optional=columns, calls=self)
 
     def _schedule_columns(
-        self, topic: str, delay: Delays | None, at: Times | None,
-        uniques: Sequence[str | None] | None, *, replace: bool, count: int,
+        self, topic: str, delay: Delays | None, delay_ms: int | Sequence[int] | None,
+        at: Times | None, uniques: Sequence[str | None] | None, *, replace: bool, count: int,
     ) -> dict[str, Sequence[object]]:  # fmt: skip
         """Return what a batch says of its messages when they are to wait; else nothing."""
-        if delay is None and at is None:
+        if delay is None and delay_ms is None and at is None:
             if uniques is not None or replace:
                 raise InvalidRequest("uniques and replace need a time: say delay or at")
             return {}
         check_replace(replace, has_unique=uniques is not None)
-        due_at_ms = due_each(delay, at, count=count, now_ms=self._clock.now_ms())
-        columns: dict[str, Sequence[object]] = {"topics": [topic] * count, "due_at_ms": due_at_ms}
+        column, times_ms = due_each(delay, delay_ms, at, count=count)
+        if column == "delays_ms":
+            self._check_relative(Relative(0))
+        columns: dict[str, Sequence[object]] = {"topics": [topic] * count, column: times_ms}
         if replace and uniques is not None:
             columns["replaces"] = [None if one is None else REPLACE_WAITING for one in uniques]
         return columns

@@ -1,7 +1,9 @@
-"""When a message is to fire, from all the ways to say it. No clock is looked at here.
+"""When a message is to fire, from all the ways to say it. No clock is looked at here: a
+delay is sent as such, and counts from when the broker accepts it.
 
-    delay   "45m"  timedelta(minutes=45)  2_700_000 (milliseconds)      from now on
-    at      a datetime with a zone  "2027-01-01T09:00Z"  1798794000000   a moment; past: at once
+    delay      "45m"  timedelta(minutes=45)                                 from now on
+    delay_ms   2_700_000                                                    the same
+    at         a datetime with a zone  "2027-01-01T09:00Z"  1798794000000   a moment; past: at once
 
 Text without a zone is UTC, as everywhere; a datetime without one is refused, because it means
 another moment on each machine. Parts of a millisecond are rounded up: nothing is ever early. How
@@ -10,16 +12,25 @@ far ahead is too far is the broker's to say; here only what is no moment at all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
-from onward.durations import parse_duration_ms
+from onward.durations import (
+    DURATION_MS_MAX,
+    Duration,
+    duration_ms,
+    either_ms,
+    parse_duration_ms,
+    whole_ms,
+)
 from onward.errors import InvalidRequest
+from onward.message.relative import Relative
+from onward.message.texts import check_text
 
-Delay = str | int | timedelta
 At = str | int | datetime
-Delays = Delay | Sequence[Delay]
+Delays = Duration | Sequence[Duration]
 Times = At | Sequence[At]
 Ahead = str | int | datetime | timedelta
 
@@ -36,78 +47,70 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MOMENT_MS_MIN = -62_135_596_800_000  # the years that a calendar can name: 1 to 9999
 _MOMENT_MS_MAX = 253_402_300_799_999
-_DELAY_MS_MAX = 1_000 * 365 * DAY_MS
 
 
-When = tuple[Delay | None, At | None, str | None, bool]
-"""What `publish` was told about the time: delay, at, unique, replace."""
-NOW: When = (None, None, None, False)
+When = tuple[Duration | None, int | None, At | None, str | None, bool]
+"""What `publish` was told about the time: delay, delay_ms, at, unique, replace."""
+NOW: When = (None, None, None, None, False)
 
 
 class Due(NamedTuple):
     """When a message is to fire, and under which business key it waits."""
 
-    at_ms: int
+    at_ms: int | Relative
     unique: str | None = None
     replace: bool = False
 
 
-def due_of(
-    delay: Delay | None, at: At | None, unique: str | None, *, replace: bool, now_ms: int
-) -> Due:
+def due_of(when: When) -> Due:
     """Return when one message is to fire; a business key is for those that wait.
 
-    >>> due_of("1m", None, "order-7", replace=False, now_ms=5)
-    Due(at_ms=60005, unique='order-7', replace=False)
+    >>> due_of(("1m", None, None, "order-7", False))
+    Due(at_ms=Relative(in_ms=60000), unique='order-7', replace=False)
     """
-    if delay is None and at is None:
+    delay, delay_ms, at, unique, replace = when
+    if delay is None and delay_ms is None and at is None:
         raise InvalidRequest("unique and replace are for messages that wait: say delay or at")
     check_unique(unique)
     check_replace(replace, has_unique=unique is not None)
-    return Due(due_ms(delay, at, now_ms=now_ms), unique, replace)
+    return Due(due_ms(delay, delay_ms, at), unique, replace)
 
 
-def due_ms(delay: Delay | None, at: At | None, *, now_ms: int) -> int:
-    """Return the moment that a delay or a time means.
+def due_ms(delay: Duration | None, delay_ms: int | None, at: At | None) -> int | Relative:
+    """Return the moment that is meant; a delay is for the broker to resolve.
 
-    >>> due_ms("1m", None, now_ms=5), due_ms(None, "1970-01-01T00:01Z", now_ms=5)
-    (60005, 60000)
+    >>> due_ms("1m", None, None), due_ms(None, None, "1970-01-01T00:01Z")
+    (Relative(in_ms=60000), 60000)
     """
-    if (delay is None) == (at is None):
+    wait_ms = either_ms("delay", delay, delay_ms)
+    if (wait_ms is None) == (at is None):
         raise InvalidRequest("say when: either delay or at")
-    return moment_ms(at) if delay is None else now_ms + delay_ms(delay)
+    return moment_ms(at) if wait_ms is None else Relative(wait_ms)
 
 
-def due_each(delay: Delays | None, at: Times | None, *, count: int, now_ms: int) -> list[int]:
-    """Return a moment for each message, from one for all or one for each.
+def due_each(
+    delay: Delays | None, delay_ms: int | Sequence[int] | None, at: Times | None, *, count: int
+) -> tuple[str, list[int]]:
+    """Return which column says when each message is due, from one time for all or one for each.
 
-    >>> due_each(["1s", "2s"], None, count=2, now_ms=0), due_each(None, 7, count=2, now_ms=0)
-    ([1000, 2000], [7, 7])
+    >>> due_each(["1s", "2s"], None, None, count=2)
+    ('delays_ms', [1000, 2000])
+    >>> due_each(None, None, 7, count=2)
+    ('due_at_ms', [7, 7])
     """
-    if (delay is None) == (at is None):
+    if delay is not None and delay_ms is not None:
+        raise InvalidRequest("delay is given twice: give either delay or delay_ms")
+    if (delay is None and delay_ms is None) == (at is None):
         raise InvalidRequest("say when: either delay or at")
-    if delay is None:
-        return _each("at", at, count, moment_ms, low=_MOMENT_MS_MIN, high=_MOMENT_MS_MAX)
-    delays = _each("delay", delay, count, delay_ms, low=0, high=_DELAY_MS_MAX)
-    return [now_ms + one for one in delays]
-
-
-def delay_ms(delay: object) -> int:
-    """Return a delay in milliseconds.
-
-    >>> delay_ms("45m"), delay_ms(timedelta(microseconds=1)), delay_ms(0)
-    (2700000, 1, 0)
-    """
-    if isinstance(delay, timedelta):
-        whole, rest = divmod(delay, _MILLISECOND)
-        if not 0 <= whole < _DELAY_MS_MAX:
-            raise InvalidRequest(f"a delay is 0 to 1000 years, not {delay}")
-        return whole + bool(rest)
-    if isinstance(delay, bool) or not isinstance(delay, str | int):
-        raise InvalidRequest(
-            f"a delay is text such as '45m', a timedelta or whole milliseconds, not {delay!r}"
-        )
-    return parse_duration_ms(delay)
+    if at is not None:
+        moments_ms = _each("at", at, count, moment_ms, low=_MOMENT_MS_MIN, high=_MOMENT_MS_MAX)
+        return "due_at_ms", moments_ms
+    if delay_ms is not None:
+        read = partial(whole_ms, name="delay_ms")
+        waits_ms = _each("delay_ms", delay_ms, count, read, high=DURATION_MS_MAX)
+    else:
+        waits_ms = _each("delay", delay, count, lambda one: either_ms("delay", one, None))
+    return "delays_ms", waits_ms
 
 
 def moment_ms(at: object) -> int:
@@ -133,15 +136,15 @@ def moment_ms(at: object) -> int:
     return at
 
 
-def ahead_ms(value: Ahead, *, now_ms: int) -> int:
+def ahead_ms(value: Ahead) -> int | Relative:
     """Return a moment, or how far from now one is.
 
-    >>> ahead_ms("10m", now_ms=5), ahead_ms(7, now_ms=5), ahead_ms("now", now_ms=5)
-    (600005, 7, 5)
+    >>> ahead_ms("10m"), ahead_ms(7), ahead_ms("now")
+    (Relative(in_ms=600000), 7, Relative(in_ms=0))
     """
     if isinstance(value, timedelta) or (isinstance(value, str) and _is_duration(value)):
-        return now_ms + delay_ms(value)
-    return now_ms if value == "now" else moment_ms(value)
+        return Relative(duration_ms(value))
+    return Relative(0) if value == "now" else moment_ms(value)
 
 
 def step_for(span_ms: int) -> int:
@@ -154,9 +157,9 @@ def step_for(span_ms: int) -> int:
 
 
 def check_unique(unique: object) -> None:
-    """Refuse what is no business key; its length and its characters are the broker's to judge."""
-    if unique is not None and not isinstance(unique, str):
-        raise InvalidRequest(f"unique is text, not {type(unique).__name__}")
+    """Refuse what is no business key; what is too long for one is the broker's to judge."""
+    if unique is not None:
+        check_text("unique", unique)
 
 
 def check_replace(replace: object, *, has_unique: bool) -> None:
@@ -167,7 +170,9 @@ def check_replace(replace: object, *, has_unique: bool) -> None:
         raise InvalidRequest("replace takes the place of what waits under a key: say unique")
 
 
-def _each(name: str, given: Any, count: int, read: Any, *, low: int, high: int) -> list[int]:
+def _each(
+    name: str, given: Any, count: int, read: Callable[[Any], Any], *, low: int = 0, high: int = 0
+) -> list[int]:
     if isinstance(given, str | int | float | datetime | timedelta):
         return [read(given)] * count
     if not isinstance(given, Iterable):

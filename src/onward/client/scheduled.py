@@ -11,19 +11,15 @@ A scheduled message has an id before it has an offset: its number in the schedul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 import msgspec
 
-from onward.client.receipt import BatchReceipt
-from onward.client.schedule_times import At, Delay, Delays, Times
-from onward.client.topics import Duration
+from onward.client.message_parts import Tags
+from onward.client.receipt import BatchReceipt, DurabilityName
+from onward.client.schedule_times import At, Delays, Times
+from onward.durations import Duration
 from onward.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from onward.client.client import DurabilityName
-    from onward.client.message_parts import Tags
-    from onward.client.schedule_calls import ScheduleCalls
 
 SCHEDULE_TOPIC = "@schedule"
 REPLACE_WAITING = -1
@@ -200,7 +196,7 @@ class ScheduledReceipt:
 
     def __init__(
         self, topic: str, schedule_id: int, *, due_at_ms: int, event_id: int, durability: str,
-        calls: ScheduleCalls,
+        calls: schedule_calls.ScheduleCalls,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.schedule_id = schedule_id
@@ -219,9 +215,13 @@ class ScheduledReceipt:
         (result,) = await self._calls.cancel_scheduled(self.schedule_id, cause=cause)
         return result
 
-    async def reschedule(self, *, at: At | None = None, delay: Delay | None = None) -> MoveResult:
+    async def reschedule(
+        self, *, at: At | None = None, delay: Duration | None = None, delay_ms: int | None = None
+    ) -> MoveResult:
         """Let it fire at another time; when it was moved, this receipt has its new id."""
-        result = await self._calls.reschedule(self.schedule_id, at=at, delay=delay)
+        result = await self._calls.reschedule(
+            self.schedule_id, at=at, delay=delay, delay_ms=delay_ms
+        )
         if result.is_moved:
             self.schedule_id, self.due_at_ms = result.id, result.at_ms
         return result
@@ -253,7 +253,7 @@ class ScheduledBatchReceipt:
 
     def __init__(
         self, topic: str, first_id: int, count: int, *, event_id: int, durability: str,
-        calls: ScheduleCalls,
+        calls: schedule_calls.ScheduleCalls,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.first_id = first_id
@@ -263,7 +263,7 @@ class ScheduledBatchReceipt:
         self._calls = calls
 
     @classmethod
-    def of(cls, stored: BatchReceipt, topic: str, *, calls: ScheduleCalls) -> Self:
+    def of(cls, stored: BatchReceipt, topic: str, *, calls: schedule_calls.ScheduleCalls) -> Self:
         """Return the receipt for what was stored in the schedule."""
         return cls(
             topic, stored.first_offset, stored.count, event_id=stored.event_id,
@@ -305,6 +305,7 @@ class One(Soon, total=False):
     """The same, where the receipt is waited for."""
 
     timeout: Duration | None
+    timeout_ms: int | None
 
 
 class Many(TypedDict, total=False):
@@ -319,10 +320,12 @@ class Many(TypedDict, total=False):
     durability: DurabilityName | None
     compression: Literal["zstd", "lz4"] | None
     timeout: Duration | None
+    timeout_ms: int | None
 
 
 class _Now(TypedDict, total=False):
     delay: None
+    delay_ms: None
     at: None
     unique: None
     replace: Literal[False]
@@ -330,13 +333,15 @@ class _Now(TypedDict, total=False):
 
 class _NowMany(TypedDict, total=False):
     delay: None
+    delay_ms: None
     at: None
     uniques: None
     replace: Literal[False]
 
 
 class _Later(TypedDict, total=False):
-    delay: Delay
+    delay: Duration
+    delay_ms: int
     at: At
     unique: str | None
     replace: bool
@@ -344,6 +349,7 @@ class _Later(TypedDict, total=False):
 
 class _LaterMany(TypedDict, total=False):
     delay: Delays
+    delay_ms: int | Sequence[int]
     at: Times
     uniques: Sequence[str | None] | None
     replace: bool
@@ -371,3 +377,8 @@ class NowMany(Many, _NowMany):
 
 class LaterMany(Many, _LaterMany):
     """`publish_many` with a time, or one for each message."""
+
+
+# The annotations above name it, and `help` reads them. At the end, because the module makes
+# receipts: each of the two modules may be imported first.
+from onward.client import schedule_calls  # noqa: E402

@@ -1,11 +1,14 @@
 """Outcomes on their way: collected for one turn of the loop, sent together, answered together.
 
     ack() ack() retry() ──turn ends──▶ ACK, SETTLE ──SETTLED──▶ all done, or LeaseLost for some
-                                            └─ connection lost ──▶ OutcomeUnknown
+              ▲                             │
+              └── claimed: sent again ── connection lost ──▶ not claimed: OutcomeUnknown, LeaseLost
 
 Acks for which nobody waits, those of an App, leave a turn later, with what is published by then.
-Adjacent offsets of a delivery become one row. Outcomes belong to the connection on which their
-messages were delivered: when it is lost its leases are, so nothing is ever sent on a later one.
+Adjacent offsets of a delivery become one row. When the connection is lost, outcomes wait until the
+member has joined again: a broker that was restarted lets it re-claim its leases, and then they are
+sent, again if need be; in any other case the leases are over. Whoever waits for an outcome does so
+for the client's timeout at most.
 When an error is the answer (the disk is full) the broker has taken the messages back, and delivers
 them again: whoever settled them is told the error, and they are lost. Only `InvalidRequest` comes
 before anything is done: what a SETTLE said that was wrong is held as before. An ACK says nothing
@@ -17,6 +20,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import chain
+
+from msgspec.structs import replace
 
 from onward.client.delivery import Delivery
 from onward.client.delivery_batch import (
@@ -30,7 +35,14 @@ from onward.client.delivery_batch import (
 )
 from onward.client.link import Link
 from onward.delivery.ranges import Range, Ranges, merged, ranges_of
-from onward.errors import InvalidRequest, LeaseLost, OnwardError, OutcomeUnknown
+from onward.errors import (
+    InvalidRequest,
+    LeaseLost,
+    OnwardError,
+    OutcomeUnknown,
+    Stopping,
+    TopicEnded,
+)
 from onward.protocol.deliveries import ROWS_MAX, Outcome, Row, Settle, ack_frame, decode_settled
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import decode_error, encode_json
@@ -42,7 +54,7 @@ OUTCOMES_MAX = 2_000
 class Waiting:
     """One outcome that somebody waits for."""
 
-    __slots__ = ("batch", "future", "ranges", "row")
+    __slots__ = ("batch", "future", "is_sent", "ranges", "row")
 
     def __init__(
         self, batch: DeliveryBatch, ranges: Sequence[Range], row: Outcome | None,
@@ -52,6 +64,20 @@ class Waiting:
         self.ranges = ranges
         self.row = row
         self.future = future
+        self.is_sent = False
+        """It was sent on a connection that is lost: perhaps it is done."""
+
+    def narrow(self, ranges: list[Range]) -> None:
+        """Leave out what needs no outcome any more."""
+        self.ranges = ranges
+        self.row = None if self.row is None else replace(self.row, ranges=tuple(ranges))
+
+    def part(self, ranges: list[Range]) -> Waiting:
+        """Return an outcome for a part of the ranges, for which nobody waits."""
+        future: asyncio.Future[None] = self.future.get_loop().create_future()
+        future.add_done_callback(_look_at)
+        row = None if self.row is None else replace(self.row, ranges=tuple(ranges))
+        return Waiting(self.batch, ranges, row, future)
 
     @property
     def is_renewal(self) -> bool:
@@ -108,8 +134,18 @@ class Together(Waiting):
         self.batch = batch
         self.ranges = ()
         self.row = None
+        self.is_sent = False
         self.deliveries: list[Delivery] = []
         self._told = told
+
+    def part(self, ranges: list[Range]) -> Together:
+        """Remove the deliveries in these ranges, and return them as acks of their own."""
+        inside = Ranges(ranges)
+        part = Together(self.batch, self._told)
+        part.deliveries = [one for one in self.deliveries if one.offset in inside]
+        part.ranges = ranges
+        self.deliveries = [one for one in self.deliveries if one.offset not in inside]
+        return part
 
     def close(self) -> None:
         """Let nothing more in: it is about to be sent."""
@@ -118,11 +154,13 @@ class Together(Waiting):
 
     def succeed(self) -> None:
         """Tell that it is durable."""
-        self._told(self.deliveries, None)
+        if self.deliveries:
+            self._told(self.deliveries, None)
 
     def fail(self, error: OnwardError) -> None:
         """Tell why not."""
-        self._told(self.deliveries, error)
+        if self.deliveries:
+            self._told(self.deliveries, error)
 
 
 class Sent:
@@ -142,13 +180,15 @@ class Sent:
 
 
 class Settling:
-    """What one member says of what it was given on one connection."""
+    """What one member says of what it was given: on one connection, or on the next as well."""
 
     def __init__(
-        self, link: Link, consumer_id: int, *, group: str, member: str,
+        self, link: Link, consumer_id: int, *, group: str, member: str, timeout_s: float,
         monotonic_ms: Callable[[], int],
     ) -> None:  # fmt: skip
         self._link = link
+        self._timeout_s = timeout_s
+        self._is_away = False
         self._monotonic_ms = monotonic_ms
         self._loop = asyncio.get_running_loop()
         self._consumer_id = consumer_id
@@ -164,20 +204,30 @@ class Settling:
         self.group = group
         self.member = member
         self.is_lost = False
+        self._end: TopicEnded | None = None
+        """Its last topic was deleted: then no outcome means anything any more."""
 
     @property
     def is_quiet(self) -> bool:
         """Tell whether everything is answered."""
         return self._quiet.is_set()
 
-    async def quiet(self) -> None:
-        """Wait until everything is answered."""
-        await self._quiet.wait()
+    async def quiet_or(self, lost: asyncio.Future[OnwardError]) -> None:
+        """Wait until everything is answered, or the connection is lost."""
+        lost.add_done_callback(self._end_waits)
+        try:
+            await self._quiet.wait()
+        finally:
+            lost.remove_done_callback(self._end_waits)
+
+    def _end_waits(self, lost: asyncio.Future[OnwardError]) -> None:
+        self._quiet.set()
 
     def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> asyncio.Future[None]:
         """Say that these ranges are done."""
         if batch.lease == NOT_LEASED or not ranges:
             return done()
+        self._check_here(batch, ranges)
         waiting = Waiting(batch, ranges, None, self._loop.create_future())
         self._add_ack(waiting)
         return waiting.future
@@ -203,6 +253,7 @@ class Settling:
         self._acks_rows += len(waiting.ranges)
         if not self._is_due:
             self._flush_soon()
+        self._limit(waiting)
 
     def settle(
         self, batch: DeliveryBatch, ranges: Sequence[Range], *, do: Verb,
@@ -213,30 +264,144 @@ class Settling:
             return done() if do in ("renew", "release") else failed(self._finished(batch))
         if not ranges:
             return done()
+        if do != "renew":
+            self._check_here(batch, ranges)
         row = Outcome(
             do, batch.lease, () if do == "renew" else tuple(ranges), after_ms, at_ms, count, cause
         )
-        ranges_count = self._outcomes_ranges + len(ranges)
-        if len(self._outcomes) >= OUTCOMES_MAX or ranges_count > ROWS_MAX:
-            self._flush()
         future: asyncio.Future[None] = self._loop.create_future()
         if do == "renew":
             asked_at_ms = self._monotonic_ms()
             waiting: Waiting = Renewal(batch, ranges, row, future, asked_at_ms=asked_at_ms)
         else:
             waiting = Waiting(batch, ranges, row, future)
-        self._outcomes.append(waiting)
-        self._outcomes_ranges += len(ranges)
-        self._flush_soon()
+        self._add_outcome(waiting)
         return future
 
-    def lose(self) -> None:
-        """Take note that the connection, or the membership on it, is over."""
+    def _check_here(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
+        """Refuse outcomes from another event loop or process; the messages stay held."""
+        try:
+            self._link.check_here()
+        except OnwardError:
+            batch.held.update(list(ranges))
+            raise
+
+    def _add_outcome(self, waiting: Waiting) -> None:
+        ranges_count = self._outcomes_ranges + len(waiting.ranges)
+        if len(self._outcomes) >= OUTCOMES_MAX or ranges_count > ROWS_MAX:
+            self._flush()
+        self._outcomes.append(waiting)
+        self._outcomes_ranges += len(waiting.ranges)
+        self._flush_soon()
+        self._limit(waiting)
+
+    def _limit(self, waiting: Waiting) -> None:
+        """Let an outcome that is given while there is no connection wait for a while only."""
+        if self._is_away:
+            self._loop.call_later(self._timeout_s, self._give_up, [waiting])
+
+    def lose(self, end: OnwardError | None = None) -> None:
+        """Take note that the connection is over, or the membership on it, with the error `end`."""
         self.is_lost = True
+        self._is_away = False
+        self._end = end if isinstance(end, TopicEnded) else None
         for sent in list(self._sent.values()):
             self._forget(sent)
-            self._fail_unknown(sent, "the connection was lost")
+            if self._end is None:
+                self._fail_unknown(sent, "the connection was lost")
+            else:
+                _lose_all(sent.waiting, self._end)
         self._flush()
+
+    # --- from one connection to the next -----------------------------------------------------
+
+    def pause(self) -> None:
+        """Keep all outcomes that have no answer: the connection is lost, the leases may not be."""
+        self._is_away = True
+        unanswered = [waiting for sent in self._sent.values() for waiting in sent.waiting]
+        self._sent.clear()
+        for waiting in unanswered:
+            waiting.is_sent = True
+        self._acks[:0] = [one for one in unanswered if one.row is None]
+        self._outcomes[:0] = [one for one in unanswered if one.row is not None]
+        self._loop.call_later(self._timeout_s, self._give_up, self.unanswered())
+
+    def unanswered(self) -> list[Waiting]:
+        """Return the outcomes that wait for the next connection, renewals among them."""
+        self._close_together()
+        return [*self._acks, *self._outcomes]
+
+    def resume(
+        self,
+        link: Link,
+        consumer_id: int,
+        *,
+        claimed: dict[int, Ranges],
+        finished: dict[int, Ranges],
+    ) -> None:
+        """Send the outcomes of what was re-claimed over a new connection; end the others."""
+        self._link, self._consumer_id = link, consumer_id
+        unanswered = self.unanswered()
+        self._acks, self._acks_rows = [], 0
+        self._outcomes, self._outcomes_ranges = [], 0
+        self._is_away = False
+        nothing = Ranges()
+        for waiting in unanswered:
+            lease = waiting.batch.lease
+            self._resume_one(waiting, claimed.get(lease, nothing), finished.get(lease, nothing))
+        self._flush()
+
+    def _resume_one(self, waiting: Waiting, claimed: Ranges, finished: Ranges) -> None:
+        if waiting.is_renewal:
+            # The claim has renewed the lease.
+            if claimed:
+                waiting.succeed()
+            else:
+                waiting.fail(self._refused(waiting))
+            return
+        again, rest = _overlap(waiting.ranges, claimed), _without(waiting.ranges, claimed)
+        if waiting.row is None and waiting.is_sent:
+            # The broker had this ack before the connection was lost.
+            rest = _without(rest, finished)
+        if rest:
+            if again:
+                self._add_again(waiting.part(again))
+            waiting.ranges = rest
+            waiting.lose(self._not_claimed(waiting))
+        elif again:
+            waiting.narrow(again)
+            self._add_again(waiting)
+        else:
+            waiting.succeed()
+
+    def _add_again(self, waiting: Waiting) -> None:
+        if waiting.row is None:
+            self._add_ack(waiting)
+        else:
+            self._add_outcome(waiting)
+
+    def _give_up(self, waiting: list[Waiting]) -> None:
+        """Let nobody wait for a connection any longer; an App waits for its own acks itself."""
+        if not self._is_away:
+            return
+        overdue = {id(one) for one in waiting if not isinstance(one, Together)}
+        given_up = [one for one in self.unanswered() if id(one) in overdue]
+        self._acks = [one for one in self._acks if id(one) not in overdue]
+        self._outcomes = [one for one in self._outcomes if id(one) not in overdue]
+        for one in given_up:
+            one.lose(self._not_claimed(one))
+        self._note_quiet()
+
+    def _not_claimed(self, waiting: Waiting) -> OnwardError:
+        if self._end is not None:
+            return self._end
+        if waiting.is_sent:
+            return OutcomeUnknown(
+                f"the connection was lost before {self._name(waiting)} was settled"
+            )
+        return LeaseLost(
+            f"the lease of {self._name(waiting)} was lost with the connection to the broker"
+        )
 
     def give_up_before(self, instant: float) -> None:
         """Wait no longer for answers to what was sent before an instant of the loop's clock."""
@@ -255,6 +420,10 @@ class Settling:
 
     def _flush_turn(self) -> None:
         self._is_due = False
+        self._close_together()
+        self._flush()
+
+    def _close_together(self) -> None:
         together, self._together = self._together, []
         for one in together:
             one.close()
@@ -262,14 +431,15 @@ class Settling:
                 one.succeed()
             else:
                 self._add_ack(one)
-        self._flush()
 
     def _flush(self) -> None:
+        if not self.is_lost and (self._is_away or not self._link.is_open):
+            return  # they are sent when the connection is there again, or end with the leases
         acks, self._acks, self._acks_rows = self._acks, [], 0
         outcomes, self._outcomes, self._outcomes_ranges = self._outcomes, [], 0
-        if self.is_lost or not self._link.is_open:
+        if self.is_lost:
             for waiting in chain(acks, outcomes):
-                waiting.lose(LeaseLost(f"the connection of {self._name(waiting)} was lost"))
+                waiting.lose(self._not_claimed(waiting))
         else:
             if acks:
                 sent = self._expect(acks)
@@ -302,6 +472,12 @@ class Settling:
 
     def _failed(self, sent: Sent, error: OnwardError) -> None:
         """Nothing of the frame was done; its leases are over unless it was not even looked at."""
+        if isinstance(error, Stopping) and not self.is_lost:
+            # Its broker ends, and the connection with it: that is when they are sent again.
+            for waiting in sent.waiting:
+                waiting.is_sent = True
+                (self._acks if waiting.row is None else self._outcomes).append(waiting)
+            return
         # By its code: what is a kind of it (too large) was found out when it was to be written.
         if error.code != InvalidRequest.code or any(one.row is None for one in sent.waiting):
             for waiting in sent.waiting:
@@ -363,6 +539,11 @@ class Settling:
         return f"{waiting.batch.topic}/{waiting.ranges[0][0]} in group {self.group!r}"
 
 
+def _lose_all(outcomes: list[Waiting], error: OnwardError) -> None:
+    for waiting in outcomes:
+        waiting.lose(error)
+
+
 def _rows(acks: list[Waiting]) -> list[Row]:
     """Return one row for each run of offsets of each delivery."""
     if len(acks) == 1:
@@ -374,3 +555,17 @@ def _rows(acks: list[Waiting]) -> list[Row]:
     return [
         (lease, start, end) for lease, ranges in by_lease.items() for start, end in merged(ranges)
     ]
+
+
+def _overlap(ranges: Sequence[Range], other: Ranges) -> list[Range]:
+    return [part for start, end in ranges for part in other.overlap(start, end)]
+
+
+def _without(ranges: Sequence[Range], other: Ranges) -> list[Range]:
+    return [part for start, end in ranges for part in other.gaps(start, end)]
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    """Nobody waits for it: its error is no news."""
+    if not future.cancelled():
+        future.exception()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 from collections.abc import (
     Callable,
@@ -27,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, ove
 
 from onward.client import scheduled as when_of
 from onward.client.bodies import encode_body
-from onward.client.client import Client, DurabilityName, connect
+from onward.client.client import Client, connect
+from onward.client.home import FORKED
 from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
-from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
 from onward.client.sync_calls import SyncGroupCalls, SyncPipelineCalls, SyncScheduleCalls
 from onward.client.sync_consumer import SyncConsumer
 from onward.client.sync_delivery import Calls, SyncDelivery
@@ -40,7 +42,8 @@ from onward.client.sync_schedule import (
     SyncScheduledReceipt,
     for_threads,
 )
-from onward.client.topics import Duration, TopicDescription
+from onward.client.topics import TopicDescription
+from onward.durations import Duration
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
 from onward.settings import Settings
@@ -56,9 +59,15 @@ def connect_sync(
     *,
     token: str | None = None,
     name: str | None = None,
-    timeout: Duration = "30s",
+    timeout: Duration | None = None,
+    timeout_ms: int | None = None,
+    connect_timeout: Duration | None = None,
+    connect_timeout_ms: int | None = None,
+    fail_fast: bool = False,
+    wait_for_broker: bool = True,
     durability: DurabilityName | None = None,
     settings: Settings | None = None,
+    create: bool = True,
 ) -> SyncClient:
     """Return a blocking client to use with `with`; the arguments are those of `connect`.
 
@@ -67,12 +76,17 @@ def connect_sync(
     ...     [message.json() for message in mq.read("orders")]
     [{'id': 7}]
     """
-    return SyncClient(
-        lambda: connect(
-            address, token=token, name=name, timeout=timeout, durability=durability,
-            settings=settings,
-        )
-    )  # fmt: skip
+
+    def make() -> Client:
+        return connect(
+            address, token=token, name=name, timeout=timeout, timeout_ms=timeout_ms,
+            connect_timeout=connect_timeout, connect_timeout_ms=connect_timeout_ms,
+            fail_fast=fail_fast, wait_for_broker=wait_for_broker, durability=durability,
+            settings=settings, create=create,
+        )  # fmt: skip
+
+    make()  # what is wrong with the arguments is said here
+    return SyncClient(make)
 
 
 class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
@@ -92,6 +106,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         self._make = make
         # A signal handler may stop a consumer while its thread is in here.
         self._lock = threading.RLock()
+        self._opening = threading.RLock()
         self._loop = loop
         self._thread: threading.Thread | None = None
         self._client = client
@@ -112,29 +127,38 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         self.close(drain=error is None)
 
     def open(self) -> None:
-        """Connect; `with` does it by itself."""
-        if self._client is not None:
-            raise InvalidRequest("this client is open already")
+        """Connect; `with` does it by itself. An open client stays as it is.
+
+        In a forked child this opens a connection of its own.
+        """
+        if self._is_forked:
+            self.close()
+        with self._opening:
+            if self._client is None:
+                self._connect()
+
+    def _connect(self) -> None:
+        _refuse_gevent()
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="onward-client", daemon=True
         )
         self._thread.start()
-        self._client = self._make()
+        client = self._make()
         try:
-            self._run(self._client.open())
+            self._run(client.open())
         except BaseException:
-            self._client = None
             self._end_thread()
             raise
+        self._client = client
 
     def close(self, *, drain: bool = True) -> None:
         """Close; with `drain` only after what was published has its answer or its deadline."""
         if self._is_forked:
             # Thread, loop and connection are those of the parent, which goes on with them.
             self._client = self._loop = self._thread = None
-            self._lock = threading.RLock()
+            self._lock, self._opening = threading.RLock(), threading.RLock()
         elif self._client is not None and self._thread is not None:
             try:
                 self._run(self._client.close(drain=drain))
@@ -216,6 +240,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         *,
         start: str | int | datetime | timedelta = "earliest",
         end: int | None = None,
+        after: Message | None = None,
         after_event_id: int | None = None,
         follow: bool = False,
     ) -> SyncReader:
@@ -223,7 +248,12 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
 
         async def make() -> Reader:
             return self._open().read(
-                topic, start=start, end=end, after_event_id=after_event_id, follow=follow
+                topic,
+                start=start,
+                end=end,
+                after=after,
+                after_event_id=after_event_id,
+                follow=follow,
             )
 
         return SyncReader(self._run(make()), self._run)
@@ -235,7 +265,11 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
     # --- consume -----------------------------------------------------------------------------
 
     def consume(
-        self, topics: str | Sequence[str], *, group: str, **options: Unpack[ConsumeOptions]
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        group: str,
+        **options: Unpack[ConsumeOptions],
     ) -> SyncConsumer:
         """Join a group, for `for`; the options are those of `Client.consume`."""
 
@@ -250,10 +284,12 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         *,
         group: str,
         n: int = 1,
-        wait: Duration = "1s",
+        wait: Duration | None = None,
+        wait_ms: int | None = None,
     ) -> list[SyncDelivery]:
         """Take up to `n` messages; wait a while for the first. The membership is kept for more."""
-        found = self._run(self._open().fetch(topics, group=group, n=n, wait=wait))
+        fetching = self._open().fetch(topics, group=group, n=n, wait=wait, wait_ms=wait_ms)
+        found = self._run(fetching)
         return [SyncDelivery.of(delivery, self._calls) for delivery in found]
 
     # --- topics ------------------------------------------------------------------------------
@@ -263,21 +299,27 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         topic: str,
         *,
         lifetime: Duration | None = None,
+        lifetime_ms: int | None = None,
         expires_at: datetime | int | None = None,
         rule: Literal["read-write", "write-only", "read-only", "closed"] = "read-write",
         message_bytes_max: int = 0,
         retention: Duration | None = None,
+        retention_ms: int | None = None,
         retention_bytes: int = 0,
         retention_group: str = "",
+        keep_unfinished: bool = False,
+        expires_idle: Duration | None = None,
+        expires_idle_ms: int | None = None,
         exist_ok: bool = False,
     ) -> TopicDescription:
         """Create a topic. Publishing creates one by itself; this sets how it is to be."""
         return self._run(
             self._open().create_topic(
-                topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
+                topic, lifetime=lifetime, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule,
                 message_bytes_max=message_bytes_max, retention=retention,
-                retention_bytes=retention_bytes, retention_group=retention_group,
-                exist_ok=exist_ok,
+                retention_ms=retention_ms, retention_bytes=retention_bytes,
+                retention_group=retention_group, keep_unfinished=keep_unfinished,
+                expires_idle=expires_idle, expires_idle_ms=expires_idle_ms, exist_ok=exist_ok,
             )
         )  # fmt: skip
 
@@ -286,19 +328,27 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         topic: str,
         *,
         lifetime: Duration | None = None,
+        lifetime_ms: int | None = None,
         expires_at: datetime | int | None = None,
         rule: Literal["read-write", "write-only", "read-only", "closed"] | None = None,
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
+        retention_ms: int | None = None,
         retention_bytes: int | None = None,
         retention_group: str | None = None,
+        keep_unfinished: bool | None = None,
+        expires_idle: Duration | None = None,
+        expires_idle_ms: int | None = None,
     ) -> TopicDescription:
         """Change what is given, leave the rest."""
         return self._run(
             self._open().change_topic(
-                topic, lifetime=lifetime, expires_at=expires_at, rule=rule,
+                topic, lifetime=lifetime, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule,
                 message_bytes_max=message_bytes_max, retention=retention,
-                retention_bytes=retention_bytes, retention_group=retention_group,
+                retention_ms=retention_ms, retention_bytes=retention_bytes,
+                retention_group=retention_group,
+                keep_unfinished=keep_unfinished, expires_idle=expires_idle,
+                expires_idle_ms=expires_idle_ms,
             )
         )  # fmt: skip
 
@@ -341,7 +391,7 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         """Hand work to the loop. Once it is ending it takes none: nobody would ever answer."""
         if self._is_forked:
             work.close()
-            raise NotConnected("this client was opened before a fork: open one in each process")
+            raise NotConnected(FORKED)
         with self._lock:
             if self._loop is None:
                 work.close()
@@ -371,6 +421,16 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
+
+
+def _refuse_gevent() -> None:
+    """Raise where threads are greenlets: the client's loop would run in the thread that waits."""
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise InvalidRequest(
+            "gevent has replaced 'threading': connect_sync needs real threads; open it in a "
+            "process that is not patched, or patch without threads and select"
+        )
 
 
 def _failed(error: Exception) -> concurrent.futures.Future[Any]:

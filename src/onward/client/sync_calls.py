@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from onward.client.backlog_calls import BacklogCalls
 from onward.client.group_calls import GroupCalls
 from onward.client.pipeline_calls import PipelineCalls
 from onward.client.schedule_calls import ScheduleCalls
@@ -76,6 +77,8 @@ class SyncGroupCalls:
     set_member = _blocking(GroupCalls.set_member)
     reset_group = _blocking(GroupCalls.reset_group)
     skip = _blocking(GroupCalls.skip)
+    group_counts = _blocking(BacklogCalls.group_counts)
+    purge_ready = _blocking(BacklogCalls.purge_ready)
     replay = _blocking(GroupCalls.replay)
     fork_group = _blocking(GroupCalls.fork_group)
     peek = _blocking(GroupCalls.peek)

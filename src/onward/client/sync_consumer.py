@@ -11,12 +11,12 @@ takes; any other may `stop` it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from onward.client.sync_delivery import Calls, SyncDelivery, SyncDeliveryBatch
-from onward.client.topics import Duration
+from onward.durations import Duration
 from onward.errors import NotConnected
 
 if TYPE_CHECKING:
@@ -188,9 +188,34 @@ class SyncConsumer:
         delivery = self._calls.run(take_now())
         return None if delivery is None else SyncDelivery.of(delivery, self._calls)
 
-    def fetch(self, n: int = 1, *, wait: Duration = "1s") -> list[SyncDelivery]:
+    def on_ready(self, callback: Callable[[], object]) -> None:
+        """Let messages come, and call `callback` when some are at hand: `take_now` returns them.
+
+        For a program with an event loop of its own kind: the callback is called in the client's
+        thread, must return at once, and wakes that loop: it writes to a pipe, or calls its
+        `call_soon_threadsafe`. It may be called more often than needed, and when the consumer ends.
+
+        >>> import threading
+        >>> from onward import connect_sync
+        >>> with connect_sync("memory:") as mq, mq.consume("orders", group="billing") as consumer:
+        ...     ready = threading.Event()
+        ...     consumer.on_ready(ready.set)
+        ...     receipt = mq.publish("orders", "hello")
+        ...     ready.wait(10), consumer.take_now().text
+        (True, 'hello')
+        """
+
+        async def register() -> None:
+            self._consumer.on_ready(callback)
+
+        self._calls.run(register())
+
+    def fetch(
+        self, n: int = 1, *, wait: Duration | None = None, wait_ms: int | None = None
+    ) -> list[SyncDelivery]:
         """Return up to `n` messages: as soon as there is one, none when none came in time."""
-        return self._for_threads(self._calls.run(self._consumer.fetch(n, wait=wait)))
+        fetching = self._consumer.fetch(n, wait=wait, wait_ms=wait_ms)
+        return self._for_threads(self._calls.run(fetching))
 
     # --- inside ------------------------------------------------------------------------------
 

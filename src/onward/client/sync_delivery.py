@@ -12,11 +12,12 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from onward.client.delivery import Delivery
-from onward.client.topics import Duration
+from onward.durations import Duration
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
 
@@ -135,12 +136,43 @@ class SyncDelivery(Message, frozen=True, gc=True, eq=False):
         self,
         *,
         after: Duration | None = None,
+        after_ms: int | None = None,
         at: datetime | int | None = None,
         count: bool = True,
         cause: str = "",
     ) -> None:
         """Ask for this message again: after a while, at a time, or as the group's policy says."""
-        self._calls.run(self._delivery.retry(after=after, at=at, count=count, cause=cause))
+        self._calls.run(
+            self._delivery.retry(after=after, after_ms=after_ms, at=at, count=count, cause=cause)
+        )
+
+    def retry_soon(
+        self,
+        *,
+        after: Duration | None = None,
+        after_ms: int | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> concurrent.futures.Future[None]:
+        """Retry without waiting; the future tells when it is durable, or the error."""
+        retry_soon = partial(
+            self._delivery.retry_soon,
+            after=after,
+            after_ms=after_ms,
+            at=at,
+            count=count,
+            cause=cause,
+        )
+        return self._calls.submit(_waited_for(retry_soon))
+
+    def reject_soon(self, cause: str = "") -> concurrent.futures.Future[None]:
+        """Reject without waiting; the future tells when it is durable, or the error."""
+        return self._calls.submit(_waited_for(partial(self._delivery.reject_soon, cause)))
+
+    def release_soon(self) -> concurrent.futures.Future[None]:
+        """Release without waiting; the future tells when it is durable, or the error."""
+        return self._calls.submit(_waited_for(self._delivery.release_soon))
 
     def reject(self, cause: str = "") -> None:
         """Say that this message can never succeed: it becomes a dead letter of the group."""
@@ -247,12 +279,38 @@ class SyncDeliveryBatch:
         self,
         *,
         after: Duration | None = None,
+        after_ms: int | None = None,
         at: datetime | int | None = None,
         count: bool = True,
         cause: str = "",
     ) -> None:
         """Ask again for all that is left of this batch."""
-        self._calls.run(self._batch.retry(after=after, at=at, count=count, cause=cause))
+        self._calls.run(
+            self._batch.retry(after=after, after_ms=after_ms, at=at, count=count, cause=cause)
+        )
+
+    def retry_soon(
+        self,
+        *,
+        after: Duration | None = None,
+        after_ms: int | None = None,
+        at: datetime | int | None = None,
+        count: bool = True,
+        cause: str = "",
+    ) -> concurrent.futures.Future[None]:
+        """Retry without waiting; the future tells when it is durable, or the error."""
+        retry_soon = partial(
+            self._batch.retry_soon, after=after, after_ms=after_ms, at=at, count=count, cause=cause
+        )
+        return self._calls.submit(_waited_for(retry_soon))
+
+    def reject_soon(self, cause: str = "") -> concurrent.futures.Future[None]:
+        """Reject without waiting; the future tells when it is durable, or the error."""
+        return self._calls.submit(_waited_for(partial(self._batch.reject_soon, cause)))
+
+    def release_soon(self) -> concurrent.futures.Future[None]:
+        """Release without waiting; the future tells when it is durable, or the error."""
+        return self._calls.submit(_waited_for(self._batch.release_soon))
 
     def reject(self, cause: str = "") -> None:
         """Make dead letters of all that is left of this batch."""

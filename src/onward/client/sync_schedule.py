@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from onward.client.receipt import BatchReceipt, Receipt
-from onward.client.schedule_times import At, Delay
+from onward.client.schedule_times import At
 from onward.client.scheduled import (
     CancelResult,
     MoveResult,
@@ -20,6 +20,7 @@ from onward.client.scheduled import (
     ScheduledDescription,
     ScheduledReceipt,
 )
+from onward.durations import Duration
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -73,9 +74,13 @@ class SyncScheduledReceipt:
         result: CancelResult = self._run(self._receipt.cancel(cause=cause))
         return result
 
-    def reschedule(self, *, at: At | None = None, delay: Delay | None = None) -> MoveResult:
+    def reschedule(
+        self, *, at: At | None = None, delay: Duration | None = None, delay_ms: int | None = None
+    ) -> MoveResult:
         """Let it fire at another time; when it was moved, this receipt has its new id."""
-        result: MoveResult = self._run(self._receipt.reschedule(at=at, delay=delay))
+        result: MoveResult = self._run(
+            self._receipt.reschedule(at=at, delay=delay, delay_ms=delay_ms)
+        )
         return result
 
     def status(self) -> ScheduledDescription:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from onward.client.outcome import cause_of
+
 T = TypeVar("T")
 
 _Call = Callable[[], None]
@@ -93,7 +95,7 @@ def _tell(
             return
         if isinstance(error, StopIteration | StopAsyncIteration | KeyboardInterrupt | SystemExit):
             # A future refuses the first two; the others would end the loop from a thread.
-            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            future.set_exception(RuntimeError(cause_of(error)))
         elif error is not None:
             future.set_exception(error)
         else:

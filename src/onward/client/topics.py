@@ -7,12 +7,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from onward.durations import parse_duration_ms, parse_instant_ms
+from onward.durations import (
+    Duration,
+    duration_ms,
+    either_ms,
+    parse_ago_ms,
+    parse_instant_ms,
+)
 from onward.errors import InvalidRequest
+from onward.message.message import Message
+from onward.message.relative import Relative
 from onward.protocol.payloads import Start
 
-Duration = str | int | timedelta
 Instant = str | int | datetime
+ReadFrom = str | int | datetime | timedelta
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +47,12 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int = 0
     retention_group: str = ""
     """What this group has not finished is kept."""
+    keep_unfinished: bool = False
+    """What any group has not finished is kept."""
+    expires_idle_ms: int = 0
+    """After so long without use the topic ends; 0: never."""
+    carried: int = 0
+    """Messages before `first_offset` that outlive retention: retries and dead letters."""
     readers: int = 0
 
 
@@ -72,19 +86,16 @@ class TopicEntry(NamedTuple):
         return self.base_offset + self.messages
 
 
-def duration_ms(value: Duration) -> int:
-    """Return a duration in milliseconds; a number is milliseconds already.
+def timeout_seconds(option: str, value: Duration | None, value_ms: int | None) -> float | None:
+    """Return a timeout in seconds, None when none is given; within 0 nothing could be answered.
 
-    >>> duration_ms("10m"), duration_ms(timedelta(seconds=2)), duration_ms(5)
-    (600000, 2000, 5)
+    >>> timeout_seconds("timeout", "500ms", None)
+    0.5
     """
-    if isinstance(value, timedelta):
-        return round(value.total_seconds() * 1000)
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidRequest(
-            f"a duration is text such as '500ms', a timedelta or whole milliseconds, not {value!r}"
-        )
-    return parse_duration_ms(value)
+    timeout_ms = either_ms(option, value, value_ms)
+    if timeout_ms == 0:
+        raise InvalidRequest(f"{option} is more than 0, for example '5s'")
+    return None if timeout_ms is None else timeout_ms / 1000
 
 
 def instant_ms(value: datetime | int) -> int:
@@ -102,18 +113,37 @@ def instant_ms(value: datetime | int) -> int:
     return value
 
 
+def after_start(
+    topic: str, after: Message | None, start: ReadFrom, after_event_id: int | None
+) -> ReadFrom:
+    """Return the offset behind the message that a read goes on after, or `start` without one.
+
+    >>> after_start("orders", Message("orders", 7, b""), "earliest", None)
+    8
+    """
+    if after is None:
+        return start
+    if not isinstance(after, Message):
+        raise InvalidRequest(f"after is a message that was read, not {type(after).__name__}")
+    if start != "earliest" or after_event_id is not None:
+        raise InvalidRequest("a read begins at 'start', 'after' or 'after_event_id': give one")
+    if after.topic != topic:
+        raise InvalidRequest(f"after is a message of topic {after.topic!r}, not of {topic!r}")
+    return after.offset + 1
+
+
 def read_start(
-    start: str | int | datetime | timedelta, after_event_id: int | None, *, now_ms: int
+    start: str | int | datetime | timedelta, after_event_id: int | None = None
 ) -> Start | str:
     """Return where a read begins, from all the ways to say it.
 
-    >>> read_start("earliest", None, now_ms=0)
+    >>> read_start("earliest")
     'earliest'
-    >>> read_start("10m", None, now_ms=700_000).time_ms
-    100000
-    >>> read_start(7, None, now_ms=0).offset
+    >>> read_start("10m").time_ms
+    Relative(in_ms=-600000)
+    >>> read_start(7).offset
     7
-    >>> read_start("1970-01-01T00:01:00Z", None, now_ms=0).time_ms
+    >>> read_start("1970-01-01T00:01:00Z").time_ms
     60000
     """
     if after_event_id is not None:
@@ -128,15 +158,24 @@ def read_start(
         if start < 0:
             raise InvalidRequest(f"offset {start} is negative")
         return Start(offset=start)
-    if isinstance(start, datetime):
-        return Start(time_ms=instant_ms(start))
-    if isinstance(start, timedelta):
-        return Start(time_ms=now_ms - duration_ms(start))
-    return (
-        start
-        if start in ("earliest", "latest")
-        else Start(time_ms=parse_instant_ms(start, now_ms=now_ms))
-    )
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return start
+    return Start(time_ms=past_ms(start, "start"))
+
+
+def past_ms(value: str | datetime | timedelta, name: str) -> int | Relative:
+    """Return a time; how long ago it is stays relative, for the broker to resolve.
+
+    >>> past_ms("10m", "start"), past_ms("1970-01-02", "start")
+    (Relative(in_ms=-600000), 86400000)
+    """
+    if isinstance(value, datetime):
+        return instant_ms(value)
+    ago_ms = duration_ms(value, name) if isinstance(value, timedelta) else parse_ago_ms(value)
+    if ago_ms is not None:
+        return Relative(-ago_ms)
+    assert isinstance(value, str)
+    return parse_instant_ms(value, now_ms=0)
 
 
 def check_end(end: int | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any
 
-from onward.client.checking import check_options
+from onward.client.checking import OF_THE_MEMBER, check_options
 from onward.client.client import Client
 from onward.client.consumer import Consumer
 from onward.client.delivery import Delivery
@@ -24,8 +24,8 @@ from onward.message.names import check_group_name, check_topic_name
 
 CONCURRENCY_MAX = 10_000
 BATCH_MAX = 10_000
-CREDIT_MIN = 8
-CREDIT_MAX = 100_000
+AHEAD_MIN = 64
+AHEAD_MAX = 100_000
 
 Deliveries = list[Delivery]
 Call = Callable[[Any], Awaitable[object]]
@@ -47,14 +47,30 @@ class Work:
     is_async: bool
     options: ConsumeOptions
 
-    def consume(self, client: Client) -> Consumer:
-        """Return the member of the group that gives this function its messages."""
+    def consume(self, client: Client, *, apply: bool = False) -> Consumer:
+        """Return the member of the group that gives this function its messages.
+
+        With `apply` the group gets the settings that the function has, if they differ.
+        """
         options = self.options.copy()
-        if options.get("credit") is None:
-            # Enough to be busy, not so many that others starve.
-            wanted = 2 * self.concurrency * (self.batch or 1)
-            options["credit"] = max(CREDIT_MIN, min(wanted, CREDIT_MAX))
-        return client.consume(self.topics, group=self.group, **options)
+        if apply:
+            options["apply"] = True
+        consumer = client.consume(self.topics, group=self.group, **options)
+        consumer.name_function(self.name)
+        return consumer
+
+    @property
+    def ahead_max(self) -> int:
+        """How many messages are fetched ahead at most, however quick the function is."""
+        return max(AHEAD_MIN, min(2 * self.concurrency * (self.batch or 1), AHEAD_MAX))
+
+    def differs(self, other: Work) -> str:
+        """Return the first setting of the group that both functions give, each another one."""
+        for name, value in self.options.items():
+            theirs = other.options.get(name)
+            if name not in OF_THE_MEMBER and None not in (value, theirs) and value != theirs:
+                return name
+        return ""
 
 
 def make_work(

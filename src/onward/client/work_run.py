@@ -7,9 +7,11 @@
     stop     nothing new is taken; what runs may end, and its answer becomes durable; then it leaves
     too late the time to stop is over: what still runs is cancelled, and its message given back
 
-A function's error never ends a consumer. An answer that comes too late (`LeaseLost`) harms nobody:
-the message belongs to another member by now. It is worth a warning, because work was done twice.
-What fails and comes again is said seldom; a dead letter is always said, with its cause.
+Whatever a function raises is a failed attempt, a cancellation of its own task included. Only two
+things are not: the end of the run, which cancels all calls, and a ctrl-C that Python itself raised.
+A function's error never ends a consumer. An answer for a lease that was lost (`LeaseLost`) harms
+nobody: the message belongs to another member by now. It is worth a warning, because work was done
+twice. What fails and comes again is said seldom; a dead letter is always said, with its cause.
 """
 
 from __future__ import annotations
@@ -17,19 +19,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, copy_context
 
 from onward.client.client import Client
 from onward.client.consumer import Consumer
+from onward.client.credit import AHEAD_S
 from onward.client.delivery import Delivery
 from onward.client.outcome import Reject, Retry, cause_of
 from onward.client.seldom import Seldom
 from onward.client.slots import Slots
 from onward.client.threads import Threads
 from onward.client.work import Deliveries, Middleware, Work, caller, chain
+from onward.durations import format_duration
 from onward.errors import LeaseLost, OnwardError
 
 logger = logging.getLogger("onward.app")
@@ -47,12 +53,14 @@ class WorkRun:
 
     _calls: asyncio.TaskGroup
     _loop: asyncio.AbstractEventLoop
+    _task: asyncio.Task[object]
+    """The task of `run`: while it is cancelled, so are all calls."""
     _context: Context
     """What every call sees: that of the run, with all that its start has set."""
 
     def __init__(
         self, work: Work, *, client: Client, middleware: Sequence[Middleware], stop_ms: int,
-        on_settled: Settled | None, on_joined: Callable[[], None],
+        on_settled: Settled | None, on_joined: Callable[[], None], apply: bool = False,
     ) -> None:  # fmt: skip
         self.work = work
         self.slots = Slots(running_max=work.concurrency)
@@ -60,6 +68,7 @@ class WorkRun:
         self._stop_ms = stop_ms
         self._on_settled = on_settled
         self._on_joined = on_joined
+        self._apply = apply
         self._threads = None
         if not work.is_async:
             self._threads = Threads(work.concurrency, name=f"onward-{work.name}")
@@ -67,20 +76,27 @@ class WorkRun:
         self._call = chain(middleware, caller(work, self._threads, self._note_unconverted))
         self._seldom = Seldom(logger)
         self._is_stopping = False
+        self._is_out_of_time = False
         self._stop_at = 0.0
         self._limit: asyncio.Timeout | None = None
         self._consumer: Consumer | None = None
         self._collected: Deliveries = []
+        """What was taken for the next call; its last messages go back when others are idle."""
         self._is_collected = False
+        self._is_timing = False
+        """A call is being timed: one at a time tells enough."""
         self._changed = asyncio.Event()
         self._ended: OnwardError | None = None
 
     async def run(self) -> None:
         """Join, work until told to stop, leave; raise what ended the membership."""
-        consumer = self.work.consume(self._client)
+        consumer = self.work.consume(self._client, apply=self._apply)
         self._context = copy_context()
         # A factory may begin tasks at once: each call would stand on the stack of the one before.
         self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
         self._may_go_on = self._loop.get_task_factory() is None
         try:
             async with AsyncExitStack() as membership:
@@ -108,11 +124,21 @@ class WorkRun:
 
     async def _join(self, membership: AsyncExitStack, consumer: Consumer) -> bool:
         """Join the group; False when told to stop before that was done."""
+        consumer.pace(self._room, ahead_max=self.work.ahead_max, unstarted=self._collected)
         async with self._until_stopped():
             await membership.enter_async_context(consumer)
             self._consumer = consumer
+            logger.info(
+                "%r consumes %s as member %r of group %r",
+                self.work.name, ", ".join(self.work.topics), consumer.member, self.work.group,
+            )  # fmt: skip
             self._on_joined()
         return not self._is_stopping
+
+    def _room(self) -> int:
+        """Return how many messages could be worked on now beside those that are here."""
+        free = self.work.concurrency - self.slots.running
+        return max(0, free * (self.work.batch or 1) - len(self._collected))
 
     @asynccontextmanager
     async def _until_stopped(self) -> AsyncIterator[None]:
@@ -137,7 +163,7 @@ class WorkRun:
                     if self.work.batch is None:
                         await self._take_each(aiter(consumer))
                     else:
-                        collecting = self._calls.create_task(self._collect(aiter(consumer)))
+                        collecting = self._calls.create_task(self._collect(consumer.unstarted()))
                         await self._take_lists(consumer, self.work.batch)
                         await collecting
                         await self._end_collected(consumer)
@@ -162,16 +188,21 @@ class WorkRun:
     async def _take_lists(self, consumer: Consumer, most: int) -> None:
         """Call with all that has arrived meanwhile, up to `most`."""
         while await self.slots.free() and await self._has_collected():
-            taken, self._collected = self._collected[:most], self._collected[most:]
+            await consumer.returned()
+            if self._is_stopping:
+                return
+            taken = self._collected[:most]
+            del self._collected[:most]
             self._changed.set()
-            if kept := consumer.still_ours(taken):
+            if kept := consumer.start(taken):
                 self._begin(kept)
 
     async def _end_collected(self, consumer: Consumer) -> None:
         """Give back what was not called for; at most once nobody else gets it: call with it."""
         self.stop()
         if not consumer.at_most_once:
-            await asyncio.gather(*(self._release(one) for one in self._collected))
+            if consumer.is_joined:  # else they go back with the membership
+                await asyncio.gather(*(self._release(one) for one in self._collected))
             return
         most = self.work.batch or 1
         with contextlib.suppress(TimeoutError):
@@ -183,6 +214,7 @@ class WorkRun:
     async def _has_collected(self) -> bool:
         """Wait until something has arrived; False when nothing will any more."""
         while not self._collected and not self._is_collected:
+            self._changed.set()  # a recall has perhaps emptied a list that was full
             self._changed.clear()
             await self._changed.wait()
         return bool(self._collected) and not self._is_stopping
@@ -221,6 +253,7 @@ class WorkRun:
                 "%r of group %r: %d calls did not end in time, their messages are given back",
                 self.work.name, self.work.group, self.slots.running,
             )  # fmt: skip
+            self._is_out_of_time = True
             raise _OutOfTime from None
 
     # --- calling -----------------------------------------------------------------------------
@@ -229,22 +262,60 @@ class WorkRun:
         """Call the function in its slot, then answer outside of it."""
         has_ended = is_answered_later = False
         error: BaseException | None = None
+        timed_at = self._begin_timing()
         try:
             try:
                 await self._call(deliveries[0] if self.work.batch is None else deliveries)
             except BaseException as raised:  # noqa: BLE001  # which of them are ours is said there
                 error = self._failure(deliveries, raised)
             has_ended = True
+            if timed_at is not None:
+                self._end_timing(timed_at, len(deliveries))
             if error is None and self.work.batch is None:
                 is_answered_later = self._ack_soon(deliveries[0])
             self._go_on()
-            if not is_answered_later:
+            if is_answered_later:
+                return
+            if self._is_ending:
                 await self._settle_all(deliveries, error)
+                return
+            # In a task that the function has never seen: it may have cancelled its own, or may
+            # still do so, and that must not keep the answer from being sent.
+            answer = self._answer_later(deliveries, error)
+            self._calls.create_task(answer, context=self._context.copy())
+            is_answered_later = True
         finally:
             if not has_ended:
+                self._is_timing = self._is_timing and timed_at is None
                 self.slots.ran()
             if not is_answered_later:
                 self.slots.answered()
+
+    def _begin_timing(self) -> float | None:
+        """Return when a call begins, if no other one is being timed."""
+        if self._is_timing:
+            return None
+        self._is_timing = True
+        return self._loop.time()
+
+    def _end_timing(self, began_at: float, count: int) -> None:
+        self._is_timing = False
+        call_s = self._loop.time() - began_at
+        if self._consumer is not None:
+            # What takes long is never fetched ahead, however many calls there are at a time.
+            is_slow = call_s >= AHEAD_S
+            self._consumer.note_work(call_s if is_slow else call_s / count / self.work.concurrency)
+
+    async def _answer_later(self, deliveries: Deliveries, error: BaseException | None) -> None:
+        try:
+            await self._settle_all(deliveries, error)
+        finally:
+            self.slots.answered()
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the run cancels its calls: their time to stop is over, or it was cancelled."""
+        return self._is_out_of_time or self._task.cancelling() > 0
 
     def _go_on(self) -> None:
         """Give the slot to a message that is at hand; else it is free.
@@ -252,15 +323,14 @@ class WorkRun:
         At once and not by who takes messages: he would come to it turns of the loop later.
         """
         following = None
-        # Told its loop: to find out which one runs is a system call in older Pythons.
-        task = asyncio.current_task(self._loop)
-        is_cancelled = task is not None and task.cancelling() > 0
-        is_allowed = self._may_go_on and self.work.batch is None and not is_cancelled
+        is_allowed = self._may_go_on and self.work.batch is None and not self._is_ending
         if is_allowed and self.slots.may_go_on:
             assert self._consumer is not None, "it has joined: something was delivered"
             following = self._consumer.take_now()
         if following is None:
             self.slots.ran()
+            if self._consumer is not None:
+                self._consumer.more_room()
         else:
             self.slots.went_on()
             # In a context of its own: it must see nothing of the call that was here before.
@@ -276,6 +346,8 @@ class WorkRun:
 
     def _acked(self, deliveries: Deliveries, error: OnwardError | None) -> None:
         self.slots.answered(len(deliveries))
+        if error is None and logger.isEnabledFor(logging.DEBUG):
+            self._say_did(deliveries, "acked")
         if error is not None:
             first = next((one for one in deliveries if one.is_lost), deliveries[0])
             self._say_unanswered(first.id, error)
@@ -287,7 +359,11 @@ class WorkRun:
     def _say_unanswered(self, first: str, error: BaseException) -> None:
         name = self.work.name
         if isinstance(error, LeaseLost):
-            self._seldom.warn("lost", f"{name!r} was too late with {first}: {error}")
+            self._seldom.warn(
+                "lost",
+                f"{first} was done by {name!r}, but its lease had been lost by then, so the "
+                f"message may be delivered again: {error}",
+            )
         else:
             self._seldom.warn(
                 "unanswered",
@@ -298,19 +374,29 @@ class WorkRun:
         """Return what a function raised as its outcome; raise what is not about its message."""
         if isinstance(error, Retry | Reject):
             return error
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise error
-            # Nobody cancels this call: something inside it was cancelled, which is its failure.
-            return error
-        if not isinstance(error, Exception | SystemExit):
+        if isinstance(error, asyncio.CancelledError) and self._is_ending:
+            raise error
+        if _is_from_outside(error, self._loop):
             raise error
         # Whatever it is: it is a retry.
-        self._seldom.warn(
-            "failed", f"{self.work.name!r} failed with {deliveries[0].id}", error=error
-        )
+        first = deliveries[0]
+        text = f"{self.work.name!r} failed with {first.id}, {self._prospect(first.attempt)}"
+        self._seldom.warn("failed", text, error=error)
         return error
+
+    def _prospect(self, attempt: int) -> str:
+        """Return which attempt has failed, and when the next one is: `attempt 2 of 4, again in 2s`.
+
+        By the policy that the group had when this member joined.
+        """
+        policy = None if self._consumer is None else self._consumer.retry_policy
+        if policy is None:
+            return f"attempt {attempt}"
+        if attempt >= policy.limit:
+            return f"attempt {attempt} of {policy.limit}, the last one"
+        delay_ms = policy.delay_after(attempt, spread=0)
+        about = "about " if policy.kind == "exponential" else ""
+        return f"attempt {attempt} of {policy.limit}, again in {about}{format_duration(delay_ms)}"
 
     def _note_unconverted(self, delivery: Delivery, cause: str) -> None:
         self._unconverted[delivery.id] = cause
@@ -343,10 +429,18 @@ class WorkRun:
             did = "lost"
             self._say_unanswered(part[0].id, unanswered)
         else:
+            if logger.isEnabledFor(logging.DEBUG):
+                self._say_did(part, did)
             self._say_dead(part, error, cause)
         if self._on_settled is not None:
             for delivery in part:
                 self._on_settled(self.work, delivery, did, cause)
+
+    def _say_did(self, deliveries: Deliveries, did: str) -> None:
+        for delivery in deliveries:
+            logger.debug(
+                "%r: %s %s, attempt %d", self.work.name, delivery.id, did, delivery.attempt
+            )
 
     def _say_dead(self, part: Deliveries, error: BaseException | None, cause: str) -> None:
         """Say which messages are dead letters now: rejected, or they have failed too often."""
@@ -388,6 +482,18 @@ def _goes_on(last: Delivery, delivery: Delivery) -> bool:
     )
 
 
+def _is_from_outside(error: BaseException, loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if Python raised the error in the function, which is not about its message.
+
+    A ctrl-C is one only where it raises at all: not where signals are handled, as by `App.run`.
+    A coroutine that is thrown away with its closed loop gets a GeneratorExit.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, GeneratorExit) and not loop.is_running()
+
+
 def _is_settled(delivery: Delivery) -> bool:
     """Tell whether the function itself has acked, retried or rejected this message."""
     batch = delivery.batch
@@ -405,7 +511,7 @@ async def _answer(part: Deliveries, error: BaseException | None, cause: str) -> 
         return "rejected"
     if isinstance(error, Retry):
         await batch.retry_range(
-            start, end, after=error.after_ms, at=error.at_ms, count=error.count, cause=cause
+            start, end, after_ms=error.after_ms, at=error.at_ms, count=error.count, cause=cause
         )
     else:
         await batch.retry_range(start, end, cause=cause)

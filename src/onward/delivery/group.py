@@ -104,6 +104,8 @@ class Groups:
             group = self.by_name[record.name] = Group(record)
         else:
             self._unlink(group)
+            for topic in set(group.record.topics).difference(record.topics):
+                group.drop_topic(topic)
             group.record = record
         self._link(group)
 

@@ -3,10 +3,14 @@
     grant ──▶ held ──settle (all of it)──▶ gone
                │ renew: longer             expire, drop_member, drop_topic: the caller says why
 
-Leases are only in memory: after a crash everything is ready again. A lease that has ended is
-unknown, so an answer for it settles nothing, and neither does an answer of anybody but its member.
-Times are the caller's and need only grow. Settled leases stay in the heap until their time:
-skipping them is cheaper than searching for them on every ack.
+Leases are only in memory: after a restart of the broker members re-claim theirs, under the ids that
+they had, or the messages are ready again. A lease that has ended is unknown, so an answer for it
+settles nothing, and neither does an answer of anybody but its member. Times are the caller's and
+need only grow. Settled leases stay in the heap until their time: skipping them is cheaper than
+searching for them on every ack.
+
+A member may report what it starts. Then only that counts as an attempt when the member dies or
+falls silent. Whatever a member holds that never reports counts.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ _STALE_MAX: Final = 1_000
 class Lease:
     """What one delivery handed to one member: `ranges` is what it has not settled yet."""
 
-    __slots__ = ("expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges", "topic")
+    __slots__ = (
+        "_started", "expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges", "reports",
+        "topic",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class Lease:
         *,
         now_ms: int,
         lease_ms: int,
+        reports: bool = False,
     ) -> None:
         self.id = lease_id
         self.member = member
@@ -43,6 +51,34 @@ class Lease:
         self.ranges = Ranges((start, end) for start, end, _ in grants)
         self.leased_at_ms = now_ms
         self.expires_at_ms = now_ms + lease_ms
+        self.reports = reports
+        """Its member reports what it starts."""
+        self._started: Ranges | None = Ranges() if reports else None
+        """What was reported, settled or not; None: all of it counts as started."""
+
+    @property
+    def started(self) -> list[Range]:
+        """Return what was started and is not settled."""
+        if self._started is None:
+            return list(self.ranges)
+        return [part for one in self._started for part in self.ranges.overlap(*one)]
+
+    @property
+    def unstarted(self) -> list[Range]:
+        """Return what was only delivered, as far as its member has reported."""
+        if self._started is None:
+            return []
+        return [part for one in self.ranges for part in self._started.gaps(*one)]
+
+    def start(self, start: int, end: int) -> None:
+        """Note that the member starts the offsets from `start` to before `end`."""
+        if self._started is None:
+            return
+        first, last = self.ranges.first, self.ranges.end
+        if first is None or last is None or (start <= first and last <= end):
+            self._started = None  # the usual case: one report for the whole delivery
+        else:
+            self._started.add(start, end)
 
     def __repr__(self) -> str:
         return f"<Lease {self.id} of {self.topic} {list(self.ranges)} to {self.member}>"
@@ -77,13 +113,27 @@ class Leases:
         return iter(self._by_id.values())
 
     def grant(
-        self, member: str, share: Share, grants: Sequence[Grant], *, now_ms: int, lease_ms: int
-    ) -> Lease:
-        """Return a new lease; ids are dense."""
-        lease = Lease(self._next_id, member, share.topic, grants, now_ms=now_ms, lease_ms=lease_ms)
+        self, member: str, share: Share, grants: Sequence[Grant], *, now_ms: int, lease_ms: int,
+        reports: bool = False,
+    ) -> Lease:  # fmt: skip
+        """Return a new lease; ids are dense, but for those that were re-claimed."""
+        while self._next_id in self._by_id:
+            self._next_id += 1
+        lease = Lease(
+            self._next_id, member, share.topic, grants, now_ms=now_ms, lease_ms=lease_ms,
+            reports=reports,
+        )  # fmt: skip
         self._next_id += 1
+        return self._add(lease)
+
+    def restore(self, lease: Lease) -> Lease:
+        """Add a lease of an earlier life of the broker, under its old id, which must be free."""
+        assert lease.id not in self._by_id, "two leases with one id"
+        return self._add(lease)
+
+    def _add(self, lease: Lease) -> Lease:
         self._by_id[lease.id] = lease
-        self._by_member.setdefault(member, {})[lease.id] = lease
+        self._by_member.setdefault(lease.member, {})[lease.id] = lease
         self._count(lease.topic, lease.ranges.count)
         if len(self._heap) > 2 * len(self._by_id) + _STALE_MAX:
             self._heap = [(one.expires_at_ms, one.id) for one in self._by_id.values()]
@@ -156,6 +206,10 @@ class Leases:
     def of_member(self, member: str) -> list[Lease]:
         """Return everything a member holds, oldest first."""
         return list(self._by_member.get(member, {}).values())
+
+    def newest_of(self, member: str) -> Iterator[Lease]:
+        """Yield what a member holds, newest first."""
+        return reversed(self._by_member.get(member, {}).values())
 
     def held_by(self, member: str) -> int:
         """Return how many leases a member has."""

@@ -15,14 +15,18 @@ from typing import Final, Literal
 import msgspec
 
 from onward.delivery.filter import Filter, FilterWish
-from onward.delivery.retry import RetryPolicy, check_types
+from onward.delivery.retry import RetryPolicy, check_types, format_policy
+from onward.durations import format_duration
 from onward.errors import InvalidRequest
 from onward.message.names import check_group_name, check_member_name, check_topic_name
+from onward.message.relative import Relative, resolve_ms
 
 Mode = Literal["shared", "exclusive", "ordered", "broadcast"]
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 86_400_000
+EXPIRES_MS_MIN: Final = 1_000
+EXPIRES_MS_MAX: Final = 366 * 86_400_000
 TOPICS_MAX: Final = 1_000
 TENANTS_MAX: Final = 10_000
 MEMBERS_OFFLINE_MAX: Final = 10_000
@@ -36,13 +40,16 @@ class StartAt(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place to begin: an offset, or the first message published at or after a time."""
 
     offset: int | None = None
-    time_ms: int | None = None
+    time_ms: int | Relative | None = None
+    """In the record of a group never relative: a wish is resolved when the group is created."""
 
     def check(self) -> StartAt:
         """Return it when it is one place, else raise `InvalidRequest`."""
         given = [value for value in (self.offset, self.time_ms) if value is not None]
         if len(given) != 1:
             raise InvalidRequest("a start is either an offset or a time")
+        if isinstance(given[0], Relative):
+            raise InvalidRequest("only a new group has a start that is relative to now")
         if not 0 <= given[0] <= _NUMBER_MAX:
             raise InvalidRequest(f"a start is not before 0, and not {given[0]}")
         return self
@@ -70,6 +77,8 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Deliveries of one key per second; 0: no limit."""
     key_concurrency: int = 0
     """Deliveries of one key at a time; 0: no limit."""
+    expires_idle_ms: int = 0
+    """A group that has had no member for so long is deleted; 0: never."""
     paused: bool = False
     offline: tuple[str, ...] = ()
     """Members that an operator has taken out."""
@@ -92,7 +101,7 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
         >>> GroupRecord("billing", lease_ms=5).check()
         Traceback (most recent call last):
-        onward.errors.InvalidRequest: group 'billing': lease_ms is 1000 to 86400000, not 5
+        onward.errors.InvalidRequest: group 'billing': a lease is 1s to 1d, not 5ms
         """
         check_types(self, f"group {str(self.name)[:128]!a}")
         check_group_name(self.name)
@@ -131,7 +140,13 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _check_limits(self) -> None:
         if not LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX:
-            raise self._wrong(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {self.lease_ms}")
+            low, high = format_duration(LEASE_MS_MIN), format_duration(LEASE_MS_MAX)
+            raise self._wrong(f"a lease is {low} to {high}, not {self.lease_ms}ms")
+        if self.expires_idle_ms and not EXPIRES_MS_MIN <= self.expires_idle_ms <= EXPIRES_MS_MAX:
+            low, high = format_duration(EXPIRES_MS_MIN), format_duration(EXPIRES_MS_MAX)
+            raise self._wrong(
+                f"expires_idle is {low} to {high}, or 0 for never, not {self.expires_idle_ms}ms"
+            )
         # Written so that NaN, which compares as false with everything, fails too.
         if not 0 <= self.key_rate <= KEY_RATE_MAX:
             raise self._wrong(f"key_rate is 0 to {KEY_RATE_MAX:g}, not {self.key_rate}")
@@ -164,7 +179,7 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
 
     >>> record = GroupWish(lease_ms=60_000).new_record("billing", ("orders",), now_ms=0)
     >>> GroupWish(lease_ms=30_000).differs(record)
-    "group 'billing' has lease_ms 60000, not 30000"
+    "group 'billing' has lease 1m, not 30s"
     """
 
     mode: Mode | None = None
@@ -177,27 +192,40 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
     tenants: dict[str, float] | None = None
     key_rate: float | None = None
     key_concurrency: int | None = None
+    expires_idle_ms: int | None = None
 
     def check(self) -> GroupWish:
         """Return the wish when a group can be made of it, else raise `InvalidRequest`."""
         check_types(self, "group")
-        self._onto(_UnnamedRecord("group")).check()
+        self._onto(_UnnamedRecord("group"), now_ms=0).check()
         return self
 
     def new_record(self, name: str, topics: tuple[str, ...], now_ms: int) -> GroupRecord:
-        """Return the checked record of a new group."""
+        """Return the checked record of a new group; a relative start counts from now.
+
+        >>> wish = GroupWish(start=StartAt(time_ms=Relative(-500)))
+        >>> wish.new_record("billing", ("orders",), now_ms=700).start
+        StartAt(offset=None, time_ms=200)
+        """
         first = GroupRecord(name, topics=tuple(topics), created_at_ms=now_ms)
         # Who joins a broadcast wants what is said from now on.
         if self.mode == "broadcast":
             first = msgspec.structs.replace(first, start="latest")
-        return self._onto(first).check()
+        return self._onto(first, now_ms=now_ms).check()
+
+    def differences(self, record: GroupRecord) -> dict[str, object]:
+        """Return the settings that are not as wished, by name, as they are wished."""
+        return {
+            name: value
+            for name, value in self._named(record).items()
+            if name != "start" and getattr(record, name) != value
+        }
 
     def differs(self, record: GroupRecord) -> str:
         """Return a sentence about the first setting that is not as wished, or nothing."""
-        for name, value in self._named(record).items():
-            if name != "start" and getattr(record, name) != value:
-                shown, wished = _shown(getattr(record, name)), _shown(value)
-                return f"group '{record.name}' has {name} {shown}, not {wished}"
+        for name, value in self.differences(record).items():
+            shown, wished = _shown(name, getattr(record, name)), _shown(name, value)
+            return f"group '{record.name}' has {name.removesuffix('_ms')} {shown}, not {wished}"
         return ""
 
     def changed(self, record: GroupRecord) -> GroupRecord:
@@ -209,8 +237,11 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         return self._onto(record).check()
 
-    def _onto(self, record: GroupRecord) -> GroupRecord:
+    def _onto(self, record: GroupRecord, *, now_ms: int | None = None) -> GroupRecord:
         named = self._named(record)
+        start_ms = self.start.time_ms if isinstance(self.start, StartAt) else None
+        if now_ms is not None and isinstance(start_ms, Relative):
+            named["start"] = StartAt(time_ms=resolve_ms(start_ms, now_ms=now_ms))
         if self.at_most_once and self.retry is None:
             named["retry"] = RetryPolicy(kind="none")
         return msgspec.structs.replace(record, **named)
@@ -224,7 +255,12 @@ class GroupWish(msgspec.Struct, frozen=True, omit_defaults=True):
         return named
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, value: object) -> str:
+    """Return a setting as people write it."""
+    if isinstance(value, RetryPolicy):
+        return format_policy(value)
+    if name.endswith("_ms") and isinstance(value, int):
+        return format_duration(value)
     if isinstance(value, msgspec.Struct | dict | tuple):
         return msgspec.json.encode(value).decode()[:200]
     return str(value)

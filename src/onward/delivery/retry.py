@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from onward.durations import parse_duration_ms
+from onward.durations import format_duration, parse_duration_ms
 from onward.errors import InvalidRequest
 
 LADDER_S: Final = (
@@ -39,6 +39,22 @@ POLICY_FORMS: Final = (
     "write ladder, none, fixed:10s, fixed:10s:5 (deliveries), exponential:1s..1h, "
     "exponential:1s..1h:8 or your own steps: 10s,1m,5m"
 )
+
+
+DEATH_PAUSE_MS: Final = 500
+DEATH_PAUSE_MS_MAX: Final = 60_000
+
+
+def death_pause_ms(attempt: int) -> int:
+    """Return how long a message waits whose member died with it, in this attempt.
+
+    It does not depend on the policy: what kills processes must not do so in quick succession.
+
+    >>> [death_pause_ms(attempt) for attempt in (1, 2, 3, 8, 9_000)]
+    [500, 1000, 2000, 60000, 60000]
+    """
+    doublings = min(max(attempt, 1) - 1, 16)
+    return min(DEATH_PAUSE_MS << doublings, DEATH_PAUSE_MS_MAX)
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,6 +155,26 @@ def parse_policy(text: str) -> RetryPolicy:
         return _read(text).check()
     except InvalidRequest as error:
         raise InvalidRequest(f"{text!r} is not a retry policy ({error}): {POLICY_FORMS}") from None
+
+
+def format_policy(policy: RetryPolicy) -> str:
+    """Write a policy as `parse_policy` reads it; one that has no such form is written as JSON.
+
+    >>> format_policy(parse_policy("60s,5m")), format_policy(parse_policy("fixed:10s:5"))
+    ('1m,5m', 'fixed:10s:5')
+    """
+    attempts = f":{policy.attempts_max}" if policy.attempts_max else ""
+    first, last = format_duration(policy.delay_ms), format_duration(policy.delay_ms_max)
+    forms = {
+        "none": "none",
+        "ladder": f"ladder{attempts}",
+        "fixed": f"fixed:{first}{attempts}",
+        "exponential": f"exponential:{first}..{last}{attempts}",
+    }
+    for text in (forms[policy.kind], ",".join(map(format_duration, policy.steps_ms))):
+        if _read(text) == policy:
+            return text
+    return msgspec.json.encode(policy).decode()
 
 
 def check_types(struct: msgspec.Struct, what: str) -> None:

@@ -6,22 +6,24 @@
              give_back, lost  ▼ │ ▼                                    │  ▼
                             ready ◀──── wake ──── waiting             dead ──redriven──▶ ready
 
-Durable is what `apply` folds from rows: `mark`, `open`, `retries`, `attempts`, `dead`. Unfinished
-is `open` and everything from `mark` on. Volatile are `head` and `ready`: below `head` each offset
-is exactly one of finished, waiting, ready and taken, and taken is what is none of the others:
-nothing needs to be written to hand a message out. Ranges stay ranges: only offsets that failed,
-wait or are dead cost memory of their own, and only they are ever looped over.
+Durable is what `apply` folds from rows: `mark`, `open`, `retries`, `attempts`, `alone`, `dead`.
+Unfinished is `open` and everything from `mark` on. Volatile are `head`, `ready` and `reserved`:
+below `head` each offset is exactly one of finished, waiting, ready and taken, and taken is what is
+none of the others: nothing needs to be written to hand a message out. After a restart of the broker
+what may be in a member's hands is taken too, and `reserved`. Ranges stay ranges: only offsets that
+failed, wait or are dead cost memory of their own, and only they are ever looped over.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from onward.delivery.ranges import Range, Ranges, count_of, merged, offsets_of, ranges_of
+from onward.delivery.ranges import Range, Ranges, count_of, offsets_of, ranges_of
 from onward.delivery.trace import Trace
 
 RETRIES_MAX: Final = 100_000
@@ -55,6 +57,7 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
     retries: dict[int, int]
     attempts: dict[int, int]
     dead: list[DeadLetter]
+    alone: dict[int, int] = {}
 
 
 class Share:
@@ -70,8 +73,8 @@ class Share:
     """
 
     __slots__ = (
-        "_heap", "_is_their_turn", "attempts", "buckets", "dead", "head", "mark", "open", "ready",
-        "retries", "topic",
+        "_heap", "_is_their_turn", "alone", "attempts", "buckets", "dead", "dropped", "head",
+        "mark", "open", "ready", "reserved", "retries", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, *, start: int) -> None:
@@ -81,12 +84,18 @@ class Share:
         self.open = Ranges()
         self.retries: dict[int, int] = {}
         self.attempts: dict[int, int] = {}
+        self.alone: dict[int, int] = {}
+        """Messages with which a member died: with how many others of them each may be delivered."""
         self.dead: dict[int, DeadLetter] = {}
         # Volatile: what this broker has handed out since it runs.
         self.head = start
         self.ready = Ranges()
+        self.reserved = Ranges()
+        """What members of an earlier life of the broker may hold, and re-claim for a while."""
         self.buckets: dict[str, int] = {}
         """What keys have used of their rates: limits hold also when the last member has left."""
+        self.dropped = 0
+        """Messages that retention dropped before this group was done with them."""
         self._heap: list[tuple[int, int, int]] = []
         self._is_their_turn = True
 
@@ -127,6 +136,18 @@ class Share:
             _append(parts, (max(start, self.mark), end))
         return parts
 
+    def untaken(self, end_offset: int) -> list[Range]:
+        """Return what is ready or fresh in a topic that ends there, in order.
+
+        >>> share = Share("orders", start=0)
+        >>> taken = share.take(4, end_offset=10)
+        >>> share.give_back([(1, 2)])
+        >>> share.untaken(10)
+        [(1, 2), (4, 10)]
+        """
+        fresh = self._not_waiting(self.unfinished(self.head, end_offset))
+        return [*self.ready, *fresh]
+
     def state_of(self, offset: int) -> State:
         """Return what became of a message so far."""
         if offset in self.dead:
@@ -163,6 +184,21 @@ class Share:
             if start < end:
                 found.append((start, end, 1))
         return found
+
+    def split_alone(self, ranges: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+        """Return the ranges without and with those offsets that are delivered alone.
+
+        >>> share = Share("orders", start=0)
+        >>> share.apply(Trace(did="lost", at_ms=0, ranges=((2, 3),), attempt=1, alone=1))
+        >>> share.split_alone([(0, 4)])
+        ([(0, 2), (3, 4)], [(2, 3)])
+        """
+        alone = Ranges(
+            (offset, offset + 1)
+            for start, end in ranges
+            for offset in sorted(_keys_in(self.alone, start, end))
+        )
+        return [part for one in ranges for part in alone.gaps(*one)], list(alone)
 
     # What comes next.
 
@@ -227,27 +263,95 @@ class Share:
         self._make_ready(self._not_waiting(parts))
 
     def forget_below(self, first_offset: int) -> list[Range]:
-        """Take and return what is unfinished below an offset where the topic begins now.
+        """Take and return what nobody took yet below an offset where the topic begins now.
 
-        The caller writes a `skipped` row for it (or gives it back when that fails). What a member
-        holds stays with it: it has the message already.
+        The caller writes a `skipped` row for it (or gives it back when that fails). What was taken
+        once is not named: it is carried over, or its delivery finds that it is gone.
         """
-        if (cursor := self.cursor) >= first_offset:
+        lost = self.fresh_below(first_offset)
+        self.head = max(self.head, first_offset)
+        return lost
+
+    def fresh_below(self, offset: int) -> list[Range]:
+        """Return what nobody took yet below an offset.
+
+        >>> Share("orders", start=3).fresh_below(7)
+        [(3, 7)]
+        """
+        if self.head >= offset:
             return []
-        parts = self.ready.overlap(0, first_offset)
-        self.ready.remove(0, first_offset)
-        if self.head < first_offset:
-            parts += self.unfinished(self.head, first_offset)
-            self.head = first_offset
-        # Asked again before the row is durable, it must not name them again.
-        parts += ranges_of(_pop_keys(self.retries, cursor, first_offset))
-        return merged(parts)
+        return self._not_waiting(self.unfinished(self.head, offset))
+
+    def failed_below(self, offset: int) -> list[Range]:
+        """Return what waits, has failed or is dead below an offset."""
+        found = chain(self.retries, self.attempts, self.dead)
+        return ranges_of(one for one in found if one < offset)
+
+    def taken_below(self, offset: int) -> list[Range]:
+        """Return what is unfinished below an offset and was taken once, or can be taken again."""
+        return self.unfinished(self.cursor, min(offset, self.head))
+
+    def needs(self, start: int, end: int) -> bool:
+        """Tell whether anything of [start, end) is unfinished or dead."""
+        return bool(self.unfinished(start, end)) or bool(_keys_in(self.dead, start, end))
 
     def restart(self) -> None:
         """Rebuild what is volatile: nothing is taken, everything unfinished can be."""
         self.head = self.mark
         self.ready = Ranges(self._not_waiting(list(self.open)))
         self._rebuild_heap()
+
+    # What members may re-claim after a restart of the broker.
+
+    def reserve(self, end_offset: int, *, now_ms: int) -> None:
+        """Reserve whatever may have been leased below an offset, the topic's end at the restart.
+
+        Grants are not written, so that is everything unfinished, and the retries that were due by
+        now. A reserved offset is neither ready nor fresh: nobody gets it until `end_reservation`.
+
+        >>> share = Share("orders", start=0)
+        >>> share.reserve(10, now_ms=0)
+        >>> share.claim(2, 4, attempt=1), share.take(10, end_offset=12)
+        ([(2, 4)], [(10, 12)])
+        >>> share.end_reservation()
+        >>> share.take(10, end_offset=12)
+        [(0, 2), (4, 10)]
+        """
+        self.head = max(self.head, end_offset)
+        self.wake(now_ms)
+        self.reserved = Ranges(self._not_waiting(self.unfinished(0, end_offset)))
+        self.ready.clear()
+
+    def claim(self, start: int, end: int, *, attempt: int) -> list[Range]:
+        """Remove and return what of [start, end) is reserved and has this attempt under way."""
+        grants = self.grants(self.reserved.overlap(start, end))
+        parts = [(first, last) for first, last, number in grants if number == attempt]
+        for first, last in parts:
+            self.reserved.remove(first, last)
+        return parts
+
+    def end_reservation(self) -> None:
+        """Make ready what nobody has re-claimed; at the end of the topic it is fresh again.
+
+        >>> share = Share("orders", start=0)
+        >>> share.reserve(10, now_ms=0)
+        >>> share.end_reservation()
+        >>> share.state_of(7), share.fresh_below(10)
+        ('fresh', [(0, 10)])
+        """
+        unclaimed, self.reserved = self.reserved, Ranges()
+        *_, (start, end) = unclaimed or [(self.head, self.head)]
+        if end == self.head:
+            # Else retention would take a backlog that nobody was given for messages that failed.
+            self.head = min(self.head, max(start, self.mark))
+        self.give_back(unclaimed)
+
+    def finished(self, start: int, end: int) -> list[Range]:
+        """Return what of [start, end) is finished and not a dead letter."""
+        unfinished = Ranges(self.unfinished(start, end))
+        for offset in _keys_in(self.dead, start, end):
+            unfinished.add(offset, offset + 1)
+        return unfinished.gaps(start, end)
 
     # What rows say.
 
@@ -285,8 +389,11 @@ class Share:
             self.mark = end
         if self.ready.starts:
             self.ready.remove(start, end)
+        if self.reserved.starts:
+            self.reserved.remove(start, end)
         _pop_keys(self.attempts, start, end)
         _pop_keys(self.retries, start, end)
+        _pop_keys(self.alone, start, end)
 
     def _fail(self, start: int, end: int, row: Trace) -> None:
         if start < end and end > self.mark:
@@ -299,6 +406,10 @@ class Share:
                 self.attempts.update(dict.fromkeys(offsets, row.attempt))
             else:
                 _pop_keys(self.attempts, part_start, part_end)
+            if row.alone > 0:
+                self.alone.update(dict.fromkeys(offsets, row.alone))
+            else:
+                _pop_keys(self.alone, part_start, part_end)
             if waits:
                 self.retries.update(dict.fromkeys(offsets, row.due_at_ms))
                 self.ready.remove(part_start, part_end)
@@ -335,8 +446,10 @@ class Share:
         self.mark = self.head = max(0, offset)
         self.open.clear()
         self.ready.clear()
+        self.reserved.clear()
         self.retries.clear()
         self.attempts.clear()
+        self.alone.clear()
         self._heap.clear()
 
     # Saving.
@@ -345,7 +458,7 @@ class Share:
         """Return the durable part."""
         return SavedShare(
             self.topic, self.mark, list(self.open), dict(self.retries), dict(self.attempts),
-            list(self.dead.values()),
+            list(self.dead.values()), dict(self.alone),
         )  # fmt: skip
 
     @classmethod
@@ -355,6 +468,7 @@ class Share:
         share.open = Ranges(saved.open)
         share.retries = dict(saved.retries)
         share.attempts = dict(saved.attempts)
+        share.alone = dict(saved.alone)
         share.dead = {letter.offset: letter for letter in saved.dead}
         share.restart()
         return share

@@ -6,7 +6,7 @@
     filtered      the group's filter does not want `ranges`
     retried       `member` asked for `ranges` again at `due_at_ms`; `attempt` have counted so far
     expired       the lease of `ranges` ran out: else like retried
-    lost          the connection of their member died: else like retried
+    lost          the connection of their member died with them, `alone`: else like retried
     dead          `ranges` were rejected or are out of attempts: `cause`, `attempt`, `member`
     skipped       `ranges` ended without being delivered (`cause`: an operator, or retention)
     redriven      the dead letters in `ranges` are delivered again; attempts start again
@@ -53,6 +53,9 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     counted: bool = True
     """False: this one is none of `attempt`, the next delivery has its number again."""
     due_at_ms: int = 0
+    alone: int = 0
+    """At most so many of `ranges` are delivered together, to a member that holds nothing else; 0:
+    they come with others."""
     cause: str = ""
     took_ms: tuple[int, ...] = ()
     """One for each range: the slowest of it."""

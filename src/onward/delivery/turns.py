@@ -50,6 +50,10 @@ class Turns(Generic[Member]):
         """How many members have credit."""
         return len(self._line)
 
+    def waiting(self) -> Iterator[Member]:
+        """Yield the members with credit, the first in line first."""
+        return iter(self._line)
+
     def add(self, member: Member, *, credit: int = 0) -> None:
         """Let a member join, at the end of the line."""
         assert member not in self._credits, f"{member!r} is a member already"

@@ -53,12 +53,19 @@ class Disk(Protocol):
     def sync_folder(self, folder: str) -> None: ...
     def free_bytes(self, folder: str) -> int: ...
     def lock(self, path: str) -> Unlock: ...
+    def watch(self, path: str) -> Watch: ...
 
 
 class Unlock(Protocol):
     """Gives a lock back."""
 
     def __call__(self) -> None: ...
+
+
+class Watch(Protocol):
+    """Tells whether a path still leads to the file that it led to at first."""
+
+    def __call__(self) -> bool: ...
 
 
 def write_all(file: File, position: int, unit: Buffer) -> None:
@@ -134,6 +141,23 @@ class OsDisk:
             raise FolderLocked(path) from error
         return lambda: os.close(descriptor)
 
+    def watch(self, path: str) -> Watch:
+        """Return what tells whether `path` still leads to the file that is there now.
+
+        The number of a file that somebody has open is not given to another one.
+        """
+        absolute = os.path.abspath(path)
+        file = _identity(absolute)
+        return lambda: file is not None and _identity(absolute) == file
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
 
 class OsFile:
     """One real file."""
@@ -161,7 +185,8 @@ class OsFile:
             return None
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
-                return self.read(position, length)
+                data = self.read(position, length)
+                return data if len(data) == length else None
             raise
         return buffer if got == length else None
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, TypeVar
 
@@ -247,6 +248,14 @@ class RowsFile:
         for summary in self.summaries():
             start = summary.first_row * ROW_BYTES
             yield summary.topic, rows[start : start + summary.rows * ROW_BYTES]
+
+    def close(self) -> None:
+        """Unmap the file and close its descriptor, which the mapping keeps."""
+        if self._map is not None and isinstance(self._buffer, memoryview):
+            self._buffer.release()
+            # Whoever still looks at a part of it keeps it: the last one to go unmaps it.
+            with suppress(BufferError):
+                self._map.close()
 
     def release(self) -> None:
         """Give the pages that were looked at back: they stay in the page cache, not with us."""

@@ -20,13 +20,22 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from onward.errors import Corruption, DiskFull, Overloaded
+from onward.log.carried import Carried, CarriedRow
 from onward.log.disk import Buffer, Disk
 from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
-from onward.log.segment import Segment
-from onward.message.entry import HEADER_BYTES, Draft, Entry, Kind, encode_entries, read_entry
+from onward.log.segment import Run, Segment
+from onward.message.entry import (
+    CARRIED_TOPIC,
+    HEADER_BYTES,
+    Draft,
+    Entry,
+    Kind,
+    encode_entries,
+    read_entry,
+)
 
 # Neighbours this far apart are fetched with one read: copying a little more is cheaper than
 # another system call.
@@ -38,6 +47,10 @@ DESCRIPTOR_WAIT_S = 0.05
 
 class DiskFailed(Exception):
     """The disk refused a write or a sync: what it holds is unknown until it is verified."""
+
+
+class FolderLost(DiskFailed):
+    """The folder was deleted or replaced: what is written goes into files without a name."""
 
 
 @dataclass(slots=True)
@@ -100,6 +113,8 @@ class Log:
     term: int = 0
     system_topics: set[int] = field(default_factory=set)
     """Topics of the broker itself: they may use half of what is kept of the disk."""
+    carried: Carried = field(default_factory=Carried)
+    """Messages that outlive retention: found by `plan_carried` only."""
     _written_index: int = 0
     """The last entry that was written: no place of the log is ever written twice."""
 
@@ -285,6 +300,47 @@ class Log:
                     return _span(segment, rows, number, bytes_max, end_offset)
         return None
 
+    def plan_carried(
+        self, topic: int, offset: int, *, end_offset: int, bytes_max: int
+    ) -> Span | None:
+        """Return the span of carried messages that holds `offset`, or what follows it.
+
+        For what is below the first offset of a topic. There may be holes between its rows; no
+        row of it begins at `end_offset` or after it.
+        """
+        rows = self.carried.rows_from(topic, offset)
+        for row in rows:
+            if row.base_offset >= end_offset:
+                return None
+            if (body := self._carried_body(topic, row)) is not None:
+                return _carried_span(
+                    topic, row, rows, body, bytes_max=bytes_max, end_offset=end_offset
+                )
+        return None
+
+    def forget_missing_carried(self) -> None:
+        """Forget the carried messages whose entry a repair has given up."""
+        for number, carried in list(self.carried.by_topic.items()):
+            one_of = {row.index: row for row in carried}
+            missing = {
+                index for index, row in one_of.items() if self._carried_body(number, row) is None
+            }
+            if missing:
+                self.carried.remove(number, [row for row in carried if row.index in missing])
+
+    def _carried_body(self, topic: int, row: CarriedRow) -> tuple[Segment, int] | None:
+        """Return where the body of a CARRIED entry is; None when a repair gave it up."""
+        number = bisect_right(self.segments, row.index, key=lambda s: s.first_index) - 1
+        if number < 0:
+            return None
+        segment = self.segments[number]
+        delta = row.index - segment.first_index
+        for rows in segment.rows_of(topic + CARRIED_TOPIC):
+            at = rows.first_after_index(delta - 1)
+            if at < rows.count and rows.row(at).index_delta == delta:
+                return segment, rows.row(at).position + HEADER_BYTES
+        return None
+
     def entries(
         self, topic: int, offset: int, *, end_offset: int, limit: int
     ) -> list[tuple[int, int, int, int, int]]:  # fmt: skip
@@ -310,12 +366,19 @@ class Log:
         buffer = read(span.position, span.length)
         return None if buffer is None else _verified(span, buffer)
 
-    def offset_from_time(self, topic: int, time_ms: int) -> int | None:
-        """Return the offset of the first message published at or after `time_ms`."""
-        for rows in self._all_rows(topic):
-            number = rows.first_from_time(time_ms)
-            if number < rows.count:
-                return rows.row(number).base_offset
+    def offset_from_time(
+        self, topic: int, time_ms: int, *, hint: Segment | None = None
+    ) -> int | None:
+        """Return the offset of the first message published at or after `time_ms`.
+
+        `hint`: a segment before which it is not, where to begin to look.
+        """
+        segments = self.segments if hint is None else self._segments_from(topic, 0, hint)
+        for segment in segments:
+            for rows in segment.rows_of(topic):
+                number = rows.first_from_time(time_ms)
+                if number < rows.count:
+                    return rows.row(number).base_offset
         return None
 
     def offset_after_index(self, topic: int, index: int) -> int | None:
@@ -328,10 +391,6 @@ class Log:
                 if number < rows.count:
                     return rows.row(number).base_offset
         return None
-
-    def _all_rows(self, topic: int) -> Iterator[TopicRows]:
-        for segment in self.segments:
-            yield from segment.rows_of(topic)
 
     def _segments_from(self, topic: int, offset: int, hint: Segment | None) -> Sequence[Segment]:
         if hint is not None:
@@ -369,10 +428,27 @@ class Log:
         segment.sealed = rows
         segment.runs = []
         segment.new = NewRows(segment.first_index)
-        # All of them: a life that ended before its checkpoint may have left some that nobody knows.
+        self.remove_runs(segment, kept=())
+
+    def write_runs(self, segment: Segment, plan: Sequence[Run]) -> list[RowsFile]:
+        """Write the runs that are not files yet, or are to be merged. In a thread."""
+        for run in plan:
+            if not run.is_written:
+                write_rows(
+                    self.disk, run.path, first_index=segment.first_index, sources=run.sources
+                )
+        files = [RowsFile.open(self.disk, run.path) for run in plan if not run.is_written]
+        kept = [one for run in plan if run.is_written for one in run.sources]
+        return [*cast(list[RowsFile], kept), *files]
+
+    def remove_runs(self, segment: Segment, *, kept: Sequence[str]) -> None:
+        """Remove the runs of a segment except those that the newest checkpoint names (`kept`).
+
+        All others: a life that ended before its checkpoint may have left some that nobody knows.
+        """
         runs = segment.index_path.rsplit("/", 1)[-1] + ".run-"
         for name in self.disk.list_folder(self.folder):
-            if name.startswith(runs):
+            if name.startswith(runs) and name not in kept:
                 self.disk.remove(f"{self.folder}/{name}")
 
     def drop(self, segments: Sequence[Segment]) -> None:
@@ -392,9 +468,10 @@ class Log:
         self.segments[self.segments.index(old)] = new
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files: no descriptor and no mapping is left."""
         for segment in self.segments:
             segment.close()
+            segment.close_rows()
 
 
 def _span(
@@ -413,6 +490,31 @@ def _span(
         chosen.append(row)
         end = new_end
     return Span(segment, first.position, end - first.position, chosen)
+
+
+def _carried_span(
+    topic: int, first: CarriedRow, following: Iterator[CarriedRow], body: tuple[Segment, int],
+    *, bytes_max: int, end_offset: int,
+) -> Span:  # fmt: skip
+    """Gather neighbours inside one CARRIED entry until `bytes_max`; always at least one."""
+    segment, start = body
+    chosen = [first]
+    for row in following:
+        last = chosen[-1]
+        if (row.index, row.start) != (first.index, last.start + last.length):
+            break
+        if row.start + row.length - first.start > bytes_max or row.base_offset >= end_offset:
+            break
+        chosen.append(row)
+    delta = first.index - segment.first_index
+    rows = [
+        Row(
+            topic, row.count, row.base_offset, row.time_ms, delta, start + row.start, row.length
+        )
+        for row in chosen
+    ]  # fmt: skip
+    position = rows[0].position
+    return Span(segment, position, rows[-1].position + rows[-1].length - position, rows)
 
 
 def _verified(span: Span, buffer: bytes | bytearray) -> Buffer:

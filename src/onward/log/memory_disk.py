@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from onward.log.disk import Buffer, FolderLocked, Unlock
+from onward.log.disk import Buffer, FolderLocked, Unlock, Watch
 
 CHUNK_BYTES = 64 * 1024
 CAPACITY_BYTES = 1 << 40
@@ -106,6 +106,12 @@ class MemoryDisk:
                 del self._locks[name]
 
         return unlock
+
+    def watch(self, path: str) -> Watch:
+        """Return what tells whether `path` still leads to the file that is there now."""
+        name = _name(path)
+        content = self._names.get(name)
+        return lambda: content is not None and self._names.get(name) is content
 
     def _content(self, path: str, *, create: bool = False) -> Content:
         name = _name(path)

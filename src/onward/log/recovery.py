@@ -209,6 +209,7 @@ class _Opening:
         if segment.file.size() < checkpoint.position:
             # What a checkpoint knows was on the disk before it: this is no torn tail.
             raise self._corruption(segment, segment.file.size())
+        segment.use_run_numbers_after(checkpoint.runs)
         try:
             runs = [RowsFile.open(self.disk, f"{self.folder}/{n}") for n in checkpoint.runs]
             segment.runs = list(runs)

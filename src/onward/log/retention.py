@@ -20,7 +20,15 @@ from onward.log.index import ROW, Rows, RowsFile, TopicRows, TopicSummary
 from onward.log.log import Log
 from onward.log.recovery import scan
 from onward.log.segment import Segment
-from onward.message.entry import Draft, Entry, Kind, decode_gap, encode_entry, encode_gap
+from onward.message.entry import (
+    CARRIED_TOPIC,
+    Draft,
+    Entry,
+    Kind,
+    decode_gap,
+    encode_entry,
+    encode_gap,
+)
 
 REWRITE_BYTES_MIN = 1 << 20
 
@@ -41,6 +49,8 @@ class Verdict(NamedTuple):
 
     drop: list[Segment]
     rewrite: list[Segment]
+    held: Segment | None = None
+    """The oldest segment that stays, if it would go but for something in it that is needed."""
 
 
 def judge(
@@ -52,11 +62,16 @@ def judge(
     What `is_needed` is never dropped, however big the log is.
     """
     drop: list[Segment] = []
+    held: Segment | None = None
     for segment in segments:
         too_big = bool(bytes_max) and total_bytes > bytes_max
-        if not too_big and not all(is_dead(s) for s in segment.summaries() if s.topic):
+        # What is carried holds nothing up: it is carried on.
+        topics = [summary for summary in segment.summaries() if 0 < summary.topic < CARRIED_TOPIC]
+        needed = {summary.topic for summary in topics if is_needed(summary)}
+        if not too_big and not all(s.topic in needed or is_dead(s) for s in topics):
             break
-        if any(is_needed(s) for s in segment.summaries() if s.topic):
+        if needed:
+            held = segment
             break
         drop.append(segment)
         total_bytes -= segment.bytes
@@ -65,16 +80,32 @@ def judge(
         for segment in segments[len(drop) :]
         if _dead_bytes(segment, is_dead) >= max(rewrite_bytes_min, segment.bytes // 2)
     ]
-    return Verdict(drop, rewrite)
+    return Verdict(drop, rewrite, held)
 
 
 def expired(
-    segments: Sequence[Segment], keeps: Mapping[int, Keep], *, now_ms: int
-) -> dict[int, int]:
+    segments: Sequence[Segment], keeps: Mapping[int, Keep], *, unfinished: Mapping[int, int],
+    now_ms: int,
+) -> dict[int, int]:  # fmt: skip
     """Return, by topic, the offset below which its retention keeps nothing. In a thread.
 
-    Only what moves is returned. Segments that hold nothing older than the shortest retention are
-    not looked at, unless a topic is limited by its size.
+    Only what moves is returned. Of a topic in `unfinished` everything from that offset on stays.
+    """
+    moved = _too_old_or_large(segments, keeps, now_ms=now_ms)
+    for number in moved.keys() & unfinished.keys():
+        moved[number] = _end_below(segments, number, min(moved[number], unfinished[number]))
+        if moved[number] <= keeps[number].first_offset:
+            del moved[number]
+    return moved
+
+
+def _too_old_or_large(
+    segments: Sequence[Segment], keeps: Mapping[int, Keep], *, now_ms: int
+) -> dict[int, int]:
+    """Return the offsets by age and size alone.
+
+    Segments that hold nothing older than the shortest retention are not looked at, unless a topic
+    is limited by its size.
     """
     shortest_ms = min((keep.ms for keep in keeps.values() if keep.ms), default=0)
     by_size = any(keep.bytes for keep in keeps.values())
@@ -96,6 +127,13 @@ def expired(
             if too_old or 0 < keep.bytes <= newer:
                 moved[summary.topic] = max(moved.get(summary.topic, 0), summary.end_offset)
     return moved
+
+
+def _end_below(segments: Sequence[Segment], topic: int, offset: int) -> int:
+    """Return where a segment ends with a topic, at `offset` or before: only whole ones go."""
+    found = [one.sealed.summary_of(topic) for one in segments if one.sealed is not None]
+    ends = [summary.end_offset for summary in found if summary is not None]
+    return max((end for end in ends if end <= offset), default=0)
 
 
 def old_bytes(source: Rows, keeps: Mapping[int, Keep], *, now_ms: int) -> int:

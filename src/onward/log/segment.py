@@ -13,10 +13,27 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from onward.log.disk import Buffer, Disk, File
 from onward.log.index import NewRows, Rows, RowsFile, TopicRows, TopicSummary
 from onward.message.entry import HEADER_BYTES, Entry, read_header
+
+MERGED_ROWS_MAX = 65_536
+"""Runs that have so many rows together become one file at the next checkpoint: 2.5 MiB."""
+
+
+class Run(NamedTuple):
+    """One file with rows of an open segment, and what it is made from."""
+
+    path: str
+    sources: list[Rows]
+    is_written: bool
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file, as a checkpoint has it."""
+        return self.path.rsplit("/", 1)[-1]
 
 
 def segment_name(first_index: int) -> str:
@@ -39,6 +56,7 @@ class Segment:
         self.sealed: RowsFile | None = None
         self.runs: list[Rows] = []
         self.new = NewRows(first_index)
+        self._next_run = 0
         self.path = f"{folder}/{segment_name(first_index)}"
         self.index_path = self.path.removesuffix(".log") + ".idx"
         self._disk = disk
@@ -104,6 +122,34 @@ class Segment:
         """Return the path of run `number` of this segment."""
         return f"{self.index_path}.run-{number:04d}"
 
+    def use_run_numbers_after(self, names: Sequence[str]) -> None:
+        """Give new runs higher numbers than those that a checkpoint names."""
+        ends = [name.rpartition("-")[2] for name in names]
+        self._next_run = max([int(end) + 1 for end in ends if end.isdecimal()], default=0)
+
+    def plan_runs(self) -> list[Run]:
+        """Return the files that the runs are to be, oldest first.
+
+        The newest runs that are small together become one file, so that a log that is opened and
+        closed many times has a few of them, and a checkpoint never writes much more than is new.
+        """
+        small: list[Rows] = []
+        while len(small) < len(self.runs):
+            run = self.runs[-1 - len(small)]
+            if run.count + sum([one.count for one in small]) > MERGED_ROWS_MAX:
+                break
+            small.insert(0, run)
+        groups = [[run] for run in self.runs[: len(self.runs) - len(small)]]
+        return [self._plan_run(group) for group in (*groups, small) if group]
+
+    def _plan_run(self, sources: list[Rows]) -> Run:
+        first = sources[0]
+        if len(sources) == 1 and isinstance(first, RowsFile):
+            return Run(first.path, sources, is_written=True)
+        # No number is used twice: a checkpoint may name the first file that had it.
+        self._next_run += 1
+        return Run(self.run_path(self._next_run - 1), sources, is_written=False)
+
     def add(self, entry: Entry) -> None:
         """Take over a written entry: from now on it can be found."""
         self.add_all([entry])
@@ -142,6 +188,12 @@ class Segment:
         self.runs.append(frozen)
         self.new = NewRows(self.first_index)
         return frozen
+
+    def close_rows(self) -> None:
+        """Close the files of rows, for good."""
+        for source in self.sources():
+            if isinstance(source, RowsFile):
+                source.close()
 
     def close(self) -> None:
         """Close the file; it opens again when it is needed."""

@@ -84,6 +84,7 @@ def encode_batch(
     uniques: Sequence[str | None] | None = None,
     replaces: Sequence[int | None] | None = None,
     schedule_ids: Sequence[int | None] | None = None,
+    delays_ms: Sequence[int | None] | None = None,
     producer_id: int = 0,
     sequence: int = 0,
     time_ms: int = 0,
@@ -110,6 +111,7 @@ def encode_batch(
         (9, uniques, column_of.pack_texts),
         (10, replaces, column_of.pack_numbers),
         (11, schedule_ids, column_of.pack_numbers),
+        (12, delays_ms, column_of.pack_instants),
     )
     packed: list[tuple[int, tuple[bytes, ...]]] = [
         (kind, (pack(values),))
@@ -157,6 +159,25 @@ def join_columns(
     for part in parts:
         crc = crc32c(part, crc)
     return b"".join((_BEFORE_REST.pack(MAGIC, 12 + sum(map(len, parts)), crc), *parts))
+
+
+def with_due_times(batch: "Batch", due_at_ms: Sequence[int]) -> bytes:
+    """Return a batch that says when its messages are due, instead of after which delays.
+
+    >>> batch = decode_batch(encode_batch([b"hello"], delays_ms=[500]), raw_bytes_max=1000)
+    >>> with_due_times(batch, [7]) == encode_batch([b"hello"], due_at_ms=[7])
+    True
+    """
+    left_out = (Column.DUE_AT_MS, Column.DELAYS_MS)
+    packed = [
+        (kind, (bytes(batch.column(kind) or b""),)) for kind in batch.kinds if kind not in left_out
+    ]
+    packed.append((Column.DUE_AT_MS, (column_of.pack_instants(due_at_ms),)))
+    header = batch.header
+    return join_columns(
+        sorted(packed), header.flags, header.count, header.producer_id, header.sequence,
+        header.time_ms,
+    )  # fmt: skip
 
 
 def restamp(batch: Buffer, *, producer_id: int, sequence: int, time_ms: int | None = None) -> bytes:
@@ -242,6 +263,22 @@ def batches_of(buffer: Buffer, start: int, end: int) -> Iterator[tuple[int, Batc
         header = read_header(buffer, start, end)
         yield start, header
         start += header.length
+
+
+def column_place(buffer: Buffer, start: int, header: BatchHeader, kind: int) -> slice | None:
+    """Return where a column of an uncompressed batch is, from `start` on; None: it has none.
+
+    Only the header and the directory need to be in `buffer`.
+
+    >>> batch = encode_batch([b"a"], schedule_ids=[7])
+    >>> place = column_place(batch, 0, check_batch(batch), Column.SCHEDULE_IDS)
+    >>> int.from_bytes(batch[place], "little")
+    7
+    """
+    _, _, flags, columns, count, raw_bytes, *_ = header
+    places = _read_directory(buffer, start, columns=columns, count=count, raw_bytes=raw_bytes)
+    place, front = places.get(kind), HEADER_BYTES + 8 * columns
+    return None if place is None or flags else slice(front + place.start, front + place.stop)
 
 
 def largest_body_bytes(
@@ -357,6 +394,11 @@ class Batch:
     def schedule_ids(self) -> list[int | None] | None:
         """The schedule id that each message had while it waited."""
         return self._numbers(Column.SCHEDULE_IDS)
+
+    @cached_property
+    def delays_ms(self) -> list[int | None] | None:
+        """After how long each scheduled message is due; only until a broker has accepted it."""
+        return self._numbers(Column.DELAYS_MS)
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
     variable column (bodies, keys, headers, tags, trace ids, tenants, topics, uniques)
         lengths   u32[count]    0xFFFFFFFF = absent, contributes no bytes
         joined    the values back to back, without separators
-    instants  (due_at_ms)   i64[count]   -2^63 = absent
+    instants  (due_at_ms, delays_ms)   i64[count]   -2^63 = absent
     small     (priorities)  u8[count]
     numbers   (replaces, schedule_ids)   i64[count]   -2^63 = absent
 
@@ -45,6 +45,7 @@ class Column(IntEnum):
     UNIQUES = 9
     REPLACES = 10
     SCHEDULE_IDS = 11
+    DELAYS_MS = 12
     BODIES = 255
 
 

@@ -59,9 +59,13 @@ def cut_entries(entries: Buffer, ranges: Sequence[Range]) -> Buffer:
 
 
 class Cutter:
-    """Cuts entries, and remembers the last one, for who asks for one message after another."""
+    """Cuts entries, and remembers the last one, for who asks for one message after another.
 
-    def __init__(self) -> None:
+    One that `is_exact` leaves out whatever is not wanted, also where that is not worth it.
+    """
+
+    def __init__(self, *, is_exact: bool = False) -> None:
+        self._is_exact = is_exact
         self._walked: tuple[Entry, list[_Place]] | None = None
         self._opened: tuple[Entry, int, _Columns] | None = None
 
@@ -74,7 +78,8 @@ class Cutter:
             wanted = _overlap(ranges, entry.base_offset, entry.base_offset + entry.count)
             if not wanted:
                 continue
-            if entry.length < ENTRY_BYTES_SMALL or _count(wanted) == entry.count:
+            is_small = entry.length < ENTRY_BYTES_SMALL and not self._is_exact
+            if is_small or _count(wanted) == entry.count:
                 pieces: list[Buffer] = [view[entry.position : entry.end]]
             else:
                 pieces = self._cut_entry(view, entry, wanted)
@@ -85,7 +90,8 @@ class Cutter:
     def _cut_entry(self, view: memoryview, entry: Entry, wanted: list[Range]) -> list[Buffer]:
         places = self._places(view, entry)
         touched = _touched(places, wanted)
-        if 2 * sum(_bytes_of(place, part) for place, part in touched) >= entry.length:
+        needed = sum(_bytes_of(place, part) for place, part in touched)
+        if 2 * needed >= entry.length and not self._is_exact:
             return [view[entry.position : entry.end]]
         runs: list[_Run] = []
         for place, part in touched:
@@ -104,7 +110,9 @@ class Cutter:
         whole: list[tuple[int, int, Buffer]] = [
             (place.offset, place.count, view[at : at + place.length])
         ]
-        if place.length < BATCH_BYTES_SMALL or 2 * _bytes_of(place, wanted) >= place.length:
+        is_small = place.length < BATCH_BYTES_SMALL
+        is_worthless = is_small or 2 * _bytes_of(place, wanted) >= place.length
+        if _count(wanted) == place.count or (is_worthless and not self._is_exact):
             return whole
         try:
             columns = self._columns(view, entry, place)

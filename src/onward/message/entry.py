@@ -35,6 +35,8 @@ COPIED_BYTES_MAX = 2_048
 # The header in two parts: up to the crc, and what the crc is over.
 _FRONT = Struct("<4sII")
 _CHECKED = Struct("<IQQqQQIIHHI")
+CARRIED_TOPIC = 1 << 31
+"""Added to the topic number of a CARRIED entry: its rows are none of the topic's own."""
 _ZEROS = bytes(8)
 _GAP_BODY = Struct("<QI4x")
 
@@ -51,8 +53,12 @@ class Kind(IntEnum):
     GAP = 5
     """Entries that are gone on purpose; the body tells up to which index, and that entry's crc."""
     GROUP_CHANGED = 6
-    RECURRING_CHANGED = 7
     """A group was created, changed or deleted; the body is its record, as it is from here on."""
+    RECURRING_CHANGED = 7
+    RETAINED = 8
+    """Retention moved the first offsets of topics; the body lists them."""
+    CARRIED = 9
+    """Messages that outlive retention, because groups need them; the body is whole entries."""
 
 
 class Draft(NamedTuple):

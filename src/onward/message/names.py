@@ -1,11 +1,13 @@
 """Which names a topic, a group or a member may have.
 
-    name   = 1 to 128 of  A-Z a-z 0-9 . _ -      but neither "." nor "..": a topic, a group
+    name   = 1 to 128 of  A-Z a-z 0-9 . _ - @    but neither "." nor "..", nor "@" first:
+                                                 a topic, a group
     system = "@" name                            only where the caller allows it: a topic
     open   = "@pipeline"  or  "@sink." name      of pipelines: whoever may publish may use them
     member = 1 to 128 printable characters       who it is, for people
 
-The same set as Kafka's, so a name is safe in a path, a URL, a metric and a log line. A name is
+The set of Kafka's and "@", so a name is safe in a path and a log line as it is; in a URL "@" is
+escaped. A name is
 checked where it enters the system (a request, a setting, the client's call), never again after.
 """
 
@@ -18,7 +20,7 @@ NAME_CHARACTERS_MAX = 128
 PIPELINE_TOPIC = "@pipeline"
 SINK_PREFIX = "@sink."
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_NAME = re.compile(r"[A-Za-z0-9._-][A-Za-z0-9._@-]{0,127}\Z")
 
 
 def check_topic_name(name: str, *, system: bool = False) -> str:
@@ -92,7 +94,9 @@ def _broken_rule(name: str) -> str:
         return f"a name has at most {NAME_CHARACTERS_MAX} characters, this one has {len(name)}"
     if name in (".", ".."):
         return "'.' and '..' are not names"
-    return "a name has only letters A-Z a-z, digits, '.', '_' and '-'"
+    if name.startswith("@"):
+        return "a name does not begin with '@'"
+    return "a name has only letters A-Z a-z, digits, '.', '_', '-' and '@'"
 
 
 def _shown(name: str) -> str:

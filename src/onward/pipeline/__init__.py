@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onward.pipeline.failure import plain
     from onward.pipeline.lake_read import read
     from onward.pipeline.place import Place, place_of
-    from onward.pipeline.progress import catch_up
+    from onward.pipeline.progress import catch_up, lag
     from onward.pipeline.queries import sql
     from onward.pipeline.sessions import session
     from onward.pipeline.source import read_topic
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Place",
     "catch_up",
+    "lag",
     "place_of",
     "plain",
     "read",
@@ -41,6 +42,7 @@ __all__ = [
 _PLACES = {
     "Place": "place",
     "catch_up": "progress",
+    "lag": "progress",
     "place_of": "place",
     "plain": "failure",
     "read": "lake_read",

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource
 from onward.pipeline.brief import brief
 from onward.pipeline.options import source_options
 from onward.pipeline.schema import message_schema
+from onward.pipeline.tables import comment_of, options_of, own_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         DataSourceStreamWriter,
         DataSourceWriter,
     )
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 class OnwardSource(DataSource):
@@ -44,39 +45,48 @@ class OnwardSource(DataSource):
     @brief
     def schema(self) -> StructType | str:
         """Return the columns that will be read: as text where Spark must parse a part of it."""
-        options = source_options(self.options)
+        options = source_options(own_options(self.options))
         messages = message_schema(options.columns)
+        if (comment := comment_of(self.options)) is not None:
+            messages.fields[0].metadata = {"comment": comment}
         if options.body_schema is None:
             return messages
-        columns = [f"`{column.name}` {column.dataType.simpleString()}" for column in messages]
-        return ", ".join([*columns, options.body_schema])
+        return ", ".join([*map(_in_ddl, messages), options.body_schema])
 
     @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of what topics hold now."""
         from onward.pipeline.source import BatchReader
 
-        return BatchReader(source_options(self.options), schema)
+        return BatchReader(source_options(options_of(self.options, schema)), schema)
 
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader of what topics hold and will hold."""
         from onward.pipeline.stream import StreamReader
 
-        return StreamReader(source_options(self.options), schema)
+        return StreamReader(source_options(options_of(self.options, schema)), schema)
 
     @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer of one batch."""
-        from onward.pipeline.sink import batch_writer
+        from onward.pipeline.sink import OPTION_NAMES, batch_writer
 
-        return batch_writer(self.options, schema, overwrite)
+        return batch_writer(options_of(self.options, schema, OPTION_NAMES), schema, overwrite)
 
     @brief
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return a writer of one batch after another."""
-        from onward.pipeline.sink import stream_writer
+        from onward.pipeline.sink import OPTION_NAMES, stream_writer
 
-        return stream_writer(self.options, schema, overwrite)
+        return stream_writer(options_of(self.options, schema, OPTION_NAMES), schema, overwrite)
+
+
+def _in_ddl(column: StructField) -> str:
+    """Return a column as a part of a schema in text, with its comment."""
+    said = f"`{column.name}` {column.dataType.simpleString()}"
+    comment = str(column.metadata.get("comment", ""))
+    quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{said} COMMENT '{quoted}'" if quoted else said

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from onward.durations import format_instant
@@ -22,6 +22,8 @@ from onward.pipeline.report import Bar, Found, GroupLine, Report, Verdicts
 LINES_MAX = 500
 """Pairs of topic and group that a page shows; its numbers count all."""
 BAR_WIDE_MAX = 79
+LABEL_WIDE = 60
+"""Of the longest label below the chart, `11:09:00`."""
 FEW = 6
 """So many bars need only a narrow chart, which a phone shows whole."""
 
@@ -80,7 +82,8 @@ def _tiles(report: Report) -> str:
     tiles = (
         ("Published", report.published, "", "messages"),
         ("Settled", total.settled, "good", _share(total.settled, total.total)),
-        ("Missing", total.missing, "bad" if total.missing else "", "nothing is known yet"),
+        ("Not delivered yet", total.undelivered, "warn" if total.undelivered else "", "backlog"),
+        ("Missing", total.missing, "bad" if total.missing else "", "passed over, no outcome"),
         ("Retrying", total.retrying, "warn" if total.retrying else "", "will come again"),
         ("Dead", total.dead, "bad" if total.dead else "", "given up"),
         ("Slow", slow, "warn" if slow else "", f"over {_span(report.slow_ms)}"),
@@ -121,9 +124,12 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _foot(report: Report) -> str:
+    command = f"onward pipeline reconcile {report.options}".strip()
+    node = f" (node <code>{escape(report.node)}</code>)" if report.node else ""
+    version = f" of Onward {escape(report.version)}" if report.version else ""
     return (
-        f"<footer>Made {_time(report.made_at_ms)} by <code>onward pipeline reconcile</code> from "
-        f"the broker at <code>{escape(report.servers)}</code>. Times are UTC.</footer>\n"
+        f"<footer>Made {_time(report.made_at_ms)} by <code>{escape(command)}</code>{version} from "
+        f"the broker at <code>{escape(report.servers)}</code>{node}. Times are UTC.</footer>\n"
     )
 
 
@@ -131,7 +137,8 @@ def _foot(report: Report) -> str:
 
 _KINDS = (
     ("acked", "acked"), ("filtered", "filtered"), ("skipped", "skipped"),
-    ("retrying", "retrying"), ("dead", "dead"), ("missing", "missing"),
+    ("retrying", "retrying"), ("dead", "dead"), ("undelivered", "not delivered yet"),
+    ("missing", "missing"),
 )  # fmt: skip
 
 
@@ -144,10 +151,11 @@ def _over_time(report: Report) -> str:
     first_ms = report.bars[0].at_ms
     count = (report.bars[-1].at_ms - first_ms) // report.bar_ms + 1
     width, height, left, bottom = 560 if count <= FEW else 1_000, 260, 56, 26
+    room = width - left - LABEL_WIDE / 2  # The last label stands below the middle of its bar.
     top = _nice(max(bar.verdicts.total for bar in report.bars))
-    step = min((width - left) / count, BAR_WIDE_MAX)
+    step = min(room / count, BAR_WIDE_MAX)
     # A few bars stand together in the middle, not at an edge of an empty chart.
-    begin = left + (width - left - count * step) / 2
+    begin = left + min((width - left - count * step) / 2, room - count * step)
     scale = (height - bottom - 10) / top
     parts = [_grid(top, width, height - bottom, left, scale)]
     for bar in report.bars:
@@ -291,8 +299,8 @@ def _legend(verdicts: Verdicts) -> str:
 def _group_table(report: Report) -> str:
     if not report.lines:
         return ""
-    head = ("Topic", "Group", "Due", "Acked", "Filtered", "Skipped", "Retrying", "Dead", "Missing",
-            "Slow", "Repeated")  # fmt: skip
+    head = ("Topic", "Group", "Due", "Acked", "Filtered", "Skipped", "Retrying", "Dead",
+            "Not delivered", "Missing", "Slow", "Repeated")  # fmt: skip
     rows = [
         (line.topic, line.group, line.verdicts.total, *line.verdicts, line.slow, line.repeated)
         for line in _shown(report)
@@ -306,7 +314,9 @@ def _lists(report: Report) -> str:
     slow, repeated = report.slow_total, report.repeated_total
     lists = (
         ("Missing", report.missing, total.missing,
-         "No outcome is known: they wait for a member, or one has them right now."),
+         "The group is past them, and no outcome is known: they are lost."),
+        ("Not delivered yet", report.undelivered, total.undelivered,
+         "They wait for a member, or one has them right now."),
         ("Dead", report.dead, total.dead, "Look at the cause, then redrive or purge them."),
         ("Retrying", report.retrying, total.retrying, "They come again by themselves."),
         ("Slow", report.slow, slow, f"Acked later than {_span(report.slow_ms)} after the publish."),
@@ -317,21 +327,33 @@ def _lists(report: Report) -> str:
 
 
 def _list(name: str, found: Sequence[Found], count: int, said: str) -> str:
-    rest = f" The first {len(found)} of {_n(count)} are listed." if count > len(found) else ""
-    fields = (
+    listed = sum(one.messages for one in found)
+    rest = f" The first {_n(listed)} of {_n(count)} are listed." if count > listed else ""
+    fields: tuple[tuple[str, Callable[[Found], object]], ...] = (
+        ("Messages", lambda one: "" if one.last is None else one.messages),
         ("Step", lambda one: one.what), ("Took", lambda one: _took(one.took_ms)),
         ("Member", lambda one: one.member), ("Cause", lambda one: one.cause),
     )  # fmt: skip
     # A column in which nothing stands says nothing.
     shown = [(head, value) for head, value in fields if any(value(one) for one in found)]
     rows = [
-        (f"{one.topic}/{one.offset}", one.group, _moment(one.published_at_ms),
+        (_id(one), one.group, _moment(one.published_at_ms),
          *(value(one) for _, value in shown))
         for one in found
     ]  # fmt: skip
     table = _table(("Message", "Group", "Published", *(head for head, _ in shown)), rows)
     top = f"<h2>{name} <em>{_n(count)}</em></h2><p class=said>{said}{rest}</p>"
     return f"<section>{top}{table}</section>\n"
+
+
+def _id(one: Found) -> str:
+    """Write which message, or which range of messages, is meant.
+
+    >>> _id(Found("orders", 7, "billing", 0)), _id(Found("orders", 7, "billing", 0, last=9))
+    ('orders/7', 'orders/7 to orders/9')
+    """
+    first = f"{one.topic}/{one.offset}"
+    return first if one.last in (None, one.offset) else f"{first} to {one.topic}/{one.last}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -414,13 +436,13 @@ def _clock(at_ms: int, step_ms: int) -> str:
 
 
 def _nice(value: int) -> int:
-    """Return the end of an axis: a round number that is not below a value.
+    """Return the end of an axis: the next number that has four round quarters.
 
-    >>> _nice(7), _nice(1_300), _nice(0)
-    (8, 2000, 4)
+    >>> _nice(7), _nice(1_300), _nice(405_000), _nice(0)
+    (8, 1600, 440000, 4)
     """
-    power = int("1" + "0" * (len(str(value)) - 1))
-    return next(step * power for step in (1, 2, 4, 8, 10, 20) if step * power >= max(value, 4))
+    quarters = 4 * max(1, int(10 ** (len(str(value)) - 2)))
+    return max(1, -(-value // quarters)) * quarters
 
 
 def _few(count: int) -> list[int]:

@@ -13,7 +13,7 @@ STYLE = """
   --shade: #1c243040;
   --good: #1f8a5f; --warn: #b7791f; --bad: #c2413b;
   --acked: #3b7dd8; --filtered: #8fb5e8; --skipped: #b9c4d3;
-  --retrying: #e0a13a; --dead: #c2413b; --missing: #8e4ec6;
+  --retrying: #e0a13a; --dead: #c2413b; --undelivered: #8e4ec6; --missing: #7a1020;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -21,7 +21,7 @@ STYLE = """
     --shade: #000000b0;
     --good: #4cc38a; --warn: #e0a94a; --bad: #f0716a;
     --acked: #5b9bf0; --filtered: #39608f; --skipped: #556072;
-    --retrying: #d99a35; --dead: #e5605a; --missing: #a874db;
+    --retrying: #d99a35; --dead: #e5605a; --undelivered: #a874db; --missing: #ff8f8a;
   }
 }
 * { box-sizing: border-box; margin: 0 }
@@ -104,6 +104,7 @@ svg text { fill: var(--soft); font-size: 13px }
 .k-skipped { fill: var(--skipped); background: var(--skipped) }
 .k-retrying { fill: var(--retrying); background: var(--retrying) }
 .k-dead { fill: var(--dead); background: var(--dead) }
+.k-undelivered { fill: var(--undelivered); background: var(--undelivered) }
 .k-missing { fill: var(--missing); background: var(--missing) }
 .hint { display: none }
 .scroll { margin: 0 -18px -6px; padding: 0 18px }

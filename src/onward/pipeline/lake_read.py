@@ -30,6 +30,7 @@ from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
 from onward.durations import parse_instant_ms
 from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from onward.pipeline.bounds import ends_of, offset_at
 from onward.pipeline.lake import Lake, open_lake
 from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same, is_same
 from onward.pipeline.place import Place, open_client
@@ -108,6 +109,7 @@ def read(
                 topic, held, live.get(topic), begin, finish, on_gap=on_gap, live_since_ms=since_ms
             )
             parts.append(part._replace(is_alone=topic in alone))
+        parts = within_times(mq, parts, begin, finish)
     if alone:
         _log.warning("%s", say_alone(alone))
     frames = _lake_frames(spark, opened, parts)
@@ -347,6 +349,35 @@ def _live_since_ms(
         return mq.get(live.topic, live.first_offset).published_at_ms
     except OffsetOutOfRange:
         return None
+
+
+def within_times(
+    mq: SyncClient, parts: Sequence[Part], begin: Side, finish: Side
+) -> list[Part]:  # fmt: skip
+    """Return the parts with their ranges of the log cut to the times that are asked for.
+
+    Times in a log never go back, so that a time is an offset. Rows still have to be compared with
+    the times themselves: an offset that retention overtook stays as it was.
+    """
+    if begin.time_ms is None and finish.time_ms is None:
+        return list(parts)
+    live = [part.topic for part in parts if part.live_first < part.live_end]
+    ends = ends_of(mq, live)
+    since, until = (
+        {} if time_ms is None else {name: offset_at(mq, name, max(0, time_ms), end)
+                                    for name, end in ends.items()}
+        for time_ms in (begin.time_ms, finish.time_ms)
+    )  # fmt: skip
+    # An offset that was found at the very beginning says nothing of what was there before it.
+    firsts = {name: end.first_offset for name, end in ends_of(mq, live).items()}
+    since = {name: offset for name, offset in since.items() if offset > firsts[name]}
+    return [_cut(part, since.get(part.topic, 0), until.get(part.topic)) for part in parts]
+
+
+def _cut(part: Part, since: int, until: int | None) -> Part:
+    first = max(part.live_first, since)
+    end = part.live_end if until is None else min(part.live_end, until)
+    return part._replace(live_first=first, live_end=max(first, end))
 
 
 # --- frames ------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from onward.client.client import Client, DurabilityName
+from onward.client.client import Client
 from onward.client.reader import ReadBatch
+from onward.client.receipt import DurabilityName
 from onward.errors import (
     Conflict,
     Corruption,

@@ -10,6 +10,7 @@
     measuring        arrow=false: rows one by one, as a source without Arrow would   (batch only)
     the broker       servers, token, timeout
 
+The names that Kafka's connector has for the same things are understood as well: KAFKA_NAMES.
 Spark's options do not care about upper and lower case; an option that does not exist is an error,
 for the one that was meant would silently be missing.
 """
@@ -29,6 +30,7 @@ from onward.durations import parse_instant_ms, parse_size_bytes
 from onward.errors import InvalidRequest
 from onward.message.names import check_topic_name
 from onward.pipeline.place import Place, place_of
+from onward.pipeline.schema import MESSAGE_COLUMNS
 
 OPTION_NAMES = (
     *("servers", "token", "timeout", "topic", "topicPattern", "path", "group", "columns"),
@@ -36,10 +38,21 @@ OPTION_NAMES = (
     *("maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "maxRowsPerPartition"),
     *("onDataLoss", "failOnDataLoss", "lake", "bodySchema", "badBodies", "arrow"),
 )
+KAFKA_NAMES = {
+    "kafka.bootstrap.servers": "servers",
+    "subscribe": "topic",
+    "subscribePattern": "topicPattern",
+    "maxOffsetsPerTrigger": "maxRowsPerTrigger",
+    "maxRecordsPerPartition": "maxRowsPerPartition",
+}
+"""Names of options that mean one of ours, for programs that come from Kafka's connector."""
+HEADERS = "includeHeaders"
+"""Kafka's word for whether there is a column `headers`; here there is, unless it says no."""
 EARLIEST, LATEST = -2, -1
 """In offsets of topics these numbers mean the ends of the topic, as in other systems."""
 
 _BY_LOWER = {name.lower(): name for name in OPTION_NAMES}
+_OTHERS = {name.lower(): ours for name, ours in KAFKA_NAMES.items()} | {HEADERS.lower(): HEADERS}
 _OFFSET_MAX = 2**63 - 1
 
 Loss = Literal["fail", "skip", "lake"]
@@ -99,7 +112,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         start=_bound(given, "starting", ("earliest", "latest", "group"), topics, group),
         end=_bound(given, "ending", ("latest", "group"), topics, group),
         group=group,
-        columns=_names(given, "columns"),
+        columns=_columns(given),
         rows_per_trigger=_count(given, "maxRowsPerTrigger"),
         bytes_per_trigger=_size(given, "maxBytesPerTrigger"),
         partitions_min=_count(given, "minPartitions"),
@@ -123,7 +136,7 @@ def spark_options(options: Mapping[str, object]) -> dict[str, str]:
     """
     for name in options:
         # Spark would hand the name on in lower case: here it is still as it was written.
-        if _camel(name).lower() not in _BY_LOWER:
+        if _camel(name).lower() not in _BY_LOWER | _OTHERS:
             raise InvalidRequest(_unknown(name, _snake))
     return {
         _camel(name): _text(value) for name, value in options.items() if value is not None
@@ -158,12 +171,21 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options in their own spelling; empty ones are as good as none."""
     given: dict[str, str] = {}
     for name, value in options.items():
-        known = _BY_LOWER.get(name.lower())
+        known = _BY_LOWER.get(name.lower()) or _OTHERS.get(name.lower())
         if known is None:
             raise InvalidRequest(_unknown(name))
         if text := str(value).strip():
+            if known in given:
+                raise InvalidRequest(f"option {known!r} is given twice, by two of its names")
             given[known] = text
     return given
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    named = _names(given, "columns")
+    if named is None and _choice(given, HEADERS, ("true", "false")) == "false":
+        return tuple(name for name in MESSAGE_COLUMNS if name != "headers")
+    return named
 
 
 def _unknown(name: str, spelled: Callable[[str], str] = str) -> str:
@@ -245,7 +267,12 @@ def _offsets(
     for topic in found:
         if topics and topic not in topics:
             raise InvalidRequest(f"option {option!r} names topic {topic!r}, which is not read")
-    return {topic: _offset(option, topic, value) for topic, value in found.items()}
+    return {topic: _offset(option, topic, _of_partition(value)) for topic, value in found.items()}
+
+
+def _of_partition(value: object) -> object:
+    """Return the offset in Kafka's spelling of a topic with one partition: {"0": 12}."""
+    return value["0"] if isinstance(value, dict) and value.keys() == {"0"} else value
 
 
 def _offset(option: str, topic: str, value: object) -> int:

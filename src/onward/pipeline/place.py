@@ -18,6 +18,7 @@ from typing import NamedTuple
 from onward.client.client import connect
 from onward.client.reader import ReadBatch
 from onward.client.sync import SyncClient, connect_sync
+from onward.durations import duration_ms
 from onward.loops import loop_factory
 
 STRETCH_ROWS = 32_768
@@ -43,10 +44,12 @@ def place_of(options: Mapping[str, str] | None = None) -> Place:
     'a:7700,b:7700'
     """
     given = options or {}
+    timeout = given.get("timeout") or "30s"
+    duration_ms(timeout, "timeout")  # here, where the option is: not when a client is made of it
     return Place(
         servers=given.get("servers") or os.environ.get("ONWARD_ADDRESS") or "localhost:7700",
         token=given.get("token") or os.environ.get("ONWARD_TOKEN"),
-        timeout=given.get("timeout") or "30s",
+        timeout=timeout,
     )
 
 

@@ -97,6 +97,24 @@ def catch_up(query: StreamingQuery, *, token: str | None = None) -> None:
             advance_when_free(mq, reached)
 
 
+def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
+    """Return how many messages each topic of a query had beyond a batch.
+
+        lag(query.lastProgress)        # {"orders": 120}
+
+    Spark has no place for metrics of a source in Python, so this is computed from the offsets of
+    the progress; sources of other systems are left out. None is the progress of no batch yet.
+    """
+    found: dict[str, int] = {}
+    for source in () if progress is None else progress.sources:
+        offset, ends = _parsed(source.endOffset), _parsed(source.latestOffset)
+        if ORIGINS in offset or GROUP in offset:  # It is a source of ours.
+            at = positions(offset)
+            for topic, end in positions(ends).items():
+                found[topic] = max(found.get(topic, 0), end - at.get(topic, end), 0)
+    return found
+
+
 class Reached(NamedTuple):
     """Where one source of a query stands after a batch, and where its topics end."""
 

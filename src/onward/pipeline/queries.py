@@ -1,6 +1,6 @@
 """SQL over everything: the live log, the lake, and what became of messages.
 
-    sql(spark, "select topic, count(*) from messages group by 1", place=place)
+    sql(spark, "select topic, count(*) from messages group by 1", place=place, since="1h")
 
     view        one row for each
     messages    message: all its columns, and body_text
@@ -14,6 +14,8 @@
 Rules:
     - Only the views that a query names are made, and of messages only the columns that it names:
       bodies are not read where nobody looks at them.
+    - `since` and `until` choose messages by the time they were published, before anything is read:
+      in messages, settled, retrying and dead. Conditions in the query are applied by Spark.
     - A query asks. What would change something is refused before it runs.
     - Times are UTC. What Spark does not understand is an InvalidRequest with its own first words.
 """
@@ -34,12 +36,14 @@ from onward.client.groups import GroupDescription
 from onward.client.scheduled import ScheduledDescription
 from onward.client.sync import SyncClient
 from onward.client.topics import TopicDescription
+from onward.clock import SystemClock
 from onward.errors import InvalidRequest
 from onward.pipeline import views
 from onward.pipeline.expressions import first_sentence, quietly
 from onward.pipeline.lake_read import read
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.schema import MESSAGE_COLUMNS
+from onward.pipeline.window import Moment, Window, window_of
 
 VIEWS: Final = ("messages", "settled", "retrying", "dead", "scheduled", "groups", "topics")
 SCHEDULED_MAX: Final = 1_000_000
@@ -64,18 +68,31 @@ _CHANGING = re.compile(
 )
 
 
-def sql(spark: SparkSession, query: str, *, place: Place, lake: str | None = None) -> DataFrame:
+def sql(
+    spark: SparkSession,
+    query: str,
+    *,
+    place: Place,
+    lake: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+) -> DataFrame:
     """Return the rows of a query over the views of this broker and its lake.
+
+    `since` and `until` bound the publishing time of the messages that the views are about.
 
     >>> from onward.pipeline.sessions import session                           # doctest: +SKIP
     >>> sql(session(), "select count(*) from dead", place=place_of()).first()  # doctest: +SKIP
     Row(count(1)=0)
     """
     bare = checked(query)
+    window = None
+    if since is not None or until is not None:
+        window = window_of(since, until, now_ms=SystemClock().now_ms())
     try:
         with quietly():
             for name in names_in(bare, VIEWS):
-                _view(spark, name, bare, place, lake).createOrReplaceTempView(name)
+                _view(spark, name, bare, place, lake, window).createOrReplaceTempView(name)
             return spark.sql(query)
     except (AnalysisException, ParseException) as error:
         raise InvalidRequest(f"the query is not understood: {_said(error)}") from None
@@ -112,6 +129,19 @@ def _without_text(found: re.Match[str]) -> str:
     return " " if first in "-/" else "''"
 
 
+def end_of_statement(text: str) -> int | None:
+    """Return the place of the first semicolon that is in no text or comment; None without one.
+
+    >>> end_of_statement("select ';' from topics; select"), end_of_statement("select 'a;")
+    (22, None)
+    """
+    bare = _TEXTS.sub(lambda found: " " * len(found[0]), text)
+    end = bare.find(";")
+    # A quote that is left has no end yet: what follows it is text.
+    is_open = end < 0 or any(mark in bare[:end] for mark in ("'", '"', "`", "/*"))
+    return None if is_open else end
+
+
 def names_in(query: str, known: Iterable[str]) -> list[str]:
     """Return those of the known names that occur in a query, in their own order.
 
@@ -143,13 +173,17 @@ def columns_in(query: str) -> list[str]:
 # --- the views -----------------------------------------------------------------------------------
 
 
-def _view(spark: SparkSession, name: str, query: str, place: Place, lake: str | None) -> DataFrame:
+def _view(
+    spark: SparkSession, name: str, query: str, place: Place, lake: str | None,
+    window: Window | None,
+) -> DataFrame:  # fmt: skip
     match name:
         case "messages":
-            return _messages(spark, query, place, lake)
+            return _messages(spark, query, place, lake, window)
         case "settled" | "retrying" | "dead":
-            rows = views.lives(views.trace_frame(spark, place, lake=lake))
-            found = state_view(views.outcomes(rows), name)
+            rows = views.lives(views.trace_frame(spark, place, window=window, lake=lake))
+            bounds = None if window is None else _offsets_in(spark, place, lake, window)
+            found = state_view(views.outcomes(rows, bounds=bounds), name)
             return found if name == "settled" else _of_living(spark, found, place)
         case "scheduled":
             return _scheduled(spark, place)
@@ -157,9 +191,27 @@ def _view(spark: SparkSession, name: str, query: str, place: Place, lake: str | 
         return _groups(spark, mq) if name == "groups" else _topics(spark, mq)
 
 
-def _messages(spark: SparkSession, query: str, place: Place, lake: str | None) -> DataFrame:
+def _offsets_in(
+    spark: SparkSession, place: Place, lake: str | None, window: Window
+) -> views.Bounds:  # fmt: skip
+    """Return the offsets of each topic's messages that were published in a window."""
+    found = read(
+        spark, place=place, topics=(), lake=lake, start=window.since, end=window.until,
+        columns=["topic", "offset"], on_gap="skip",
+    )  # fmt: skip
+    ends = found.groupBy("topic").agg(F.min("offset"), F.max("offset")).collect()
+    return {topic: (first, last + 1) for topic, first, last in ends}
+
+
+def _messages(
+    spark: SparkSession, query: str, place: Place, lake: str | None, window: Window | None
+) -> DataFrame:
     columns = columns_in(query)
-    found = read(spark, place=place, topics=(), lake=lake, columns=columns)
+    found = read(
+        spark, place=place, topics=(), lake=lake, columns=columns,
+        start=None if window is None else window.since,
+        end=None if window is None else window.until,
+    )  # fmt: skip
     if "body" in columns:
         found = found.withColumn("body_text", F.expr("make_valid_utf8(CAST(body AS STRING))"))
     return found

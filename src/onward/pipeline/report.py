@@ -17,7 +17,10 @@ class Verdicts(NamedTuple):
     skipped: int = 0
     retrying: int = 0
     dead: int = 0
+    undelivered: int = 0
+    """Not finished, and nothing is told of it yet: it waits, or a member has it right now."""
     missing: int = 0
+    """The group is past it, and nothing tells why: it is lost."""
 
     @property
     def settled(self) -> int:
@@ -52,16 +55,23 @@ class Bar(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One message that somebody should look at."""
+    """A message that somebody should look at, or a range of them up to and with `last`."""
 
     topic: str
     offset: int
     group: str
     published_at_ms: int
+    """Of the first one."""
     what: str = ""
     member: str = ""
     cause: str = ""
     took_ms: int | None = None
+    last: int | None = None
+
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return 1 if self.last is None else self.last - self.offset + 1
 
 
 class Gone(NamedTuple):
@@ -89,6 +99,7 @@ class Report(NamedTuple):
     lines: Sequence[GroupLine] = ()
     bars: Sequence[Bar] = ()
     bar_ms: int = 60_000
+    undelivered: Sequence[Found] = ()
     missing: Sequence[Found] = ()
     retrying: Sequence[Found] = ()
     dead: Sequence[Found] = ()
@@ -96,6 +107,11 @@ class Report(NamedTuple):
     repeated: Sequence[Found] = ()
     gone: Sequence[Gone] = ()
     notes: Sequence[str] = ()
+    node: str = ""
+    """Which broker it was, whatever its address is."""
+    version: str = ""
+    options: str = ""
+    """What was asked for, as on the command line."""
 
     @property
     def verdicts(self) -> Verdicts:
@@ -128,7 +144,7 @@ def add_all(verdicts: Iterable[Verdicts]) -> Verdicts:
     """Return the sum, kind by kind.
 
     >>> add_all([Verdicts(acked=1), Verdicts(acked=2, dead=1)])
-    Verdicts(acked=3, filtered=0, skipped=0, retrying=0, dead=1, missing=0)
+    Verdicts(acked=3, filtered=0, skipped=0, retrying=0, dead=1, undelivered=0, missing=0)
     """
     sums = [0] * len(Verdicts._fields)
     for one in verdicts:

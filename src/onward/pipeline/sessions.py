@@ -44,8 +44,6 @@ STOP_S_MAX = 15.0
 
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
 OPTIONS = {
-    # Filters on topic, offset, time and key are answered by the broker.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     # State on disk, and only its changes written per batch: a windowed count is 1.5 times as fast.

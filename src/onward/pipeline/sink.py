@@ -31,8 +31,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import Row, StructType
 
-from onward.client.client import DurabilityName
-from onward.client.receipt import DURABILITIES
+from onward.client.receipt import DURABILITIES, DurabilityName
 from onward.clock import SystemClock
 from onward.durations import format_duration
 from onward.errors import InvalidRequest
@@ -68,6 +67,8 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
 
 OPTION_NAMES = ("servers", "token", "timeout", "topic", "writeId", "durability", "arrow")
 _OF_SPARK = ("path", "checkpointlocation", "queryname")
+_OF_KAFKA = {"kafka.bootstrap.servers": "servers", "includeheaders": ""}
+"""Options of Kafka's connector: headers are written whenever there is a column of them."""
 _ROWS_MAX = 10_000
 UNIQUE_CHARACTERS_MAX = 512
 AHEAD_MS_MAX = ScheduleSettings().ahead_ms_max
@@ -96,9 +97,12 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     Traceback (most recent call last):
     onward.errors.InvalidRequest: there is no option 'write_id'; did you mean 'writeId'?
     """
-    given = {name.lower(): str(value).strip() for name, value in options.items()}
     for name in options:
         _check_option(name)
+    given = {
+        _OF_KAFKA.get(name.lower(), name.lower()): str(value).strip()
+        for name, value in options.items()
+    }
     # `.save("orders")` arrives as the option `path`.
     topic = given.get("topic") or given.get("path") or None
     if topic is not None:
@@ -122,7 +126,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 def _check_option(name: str) -> None:
     known = {one.lower(): one for one in OPTION_NAMES}
-    if name.lower() in known or name.lower() in _OF_SPARK:
+    if name.lower() in {*known, *_OF_SPARK, *_OF_KAFKA}:
         return
     close = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = (

@@ -1,8 +1,11 @@
 """The batch source: `spark.read.format("onward")`.
 
-    options ──▶ topics, offsets ──▶ narrowed by filters ──▶ stretches ──▶ partitions ──▶ rows
-                (on the driver, when the query is planned)               (tasks: topic_reads.py)
+    options ──▶ topics, offsets ──▶ stretches ──▶ partitions ──▶ rows
+                (on the driver, when the query is planned)   (tasks: topic_reads.py)
 
+What a reader plans depends on the options of its `load()` only. There is no `pushFilters` here:
+Spark shares the partitions that one scan plans with all scans of a frame, so a filter of one
+would decide what the others read (docs/adr/0009).
 The end is fixed when a frame is first used: what is published later is for the next `load()`.
 Ranges are half-open, so the next read begins where this one ended. A batch read with a group begins
 at its cursor and does not move it.
@@ -17,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from onward.errors import InvalidRequest
-from onward.pipeline.bounds import offset_at, offsets_of, topics_now
+from onward.pipeline.bounds import offsets_of, topics_now
 from onward.pipeline.brief import brief
-from onward.pipeline.filters import AdaptivePush, Narrowing
 from onward.pipeline.options import Bound, SourceOptions, spark_options
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import ROWS_MIN, Stretch, split
 from onward.pipeline.topic_reads import (
-    body_columns,
     check_schema,
     loss,
     lost_before,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from onward.client.sync import SyncClient
-    from onward.client.topics import TopicEnd
 
 
 def read_topic(
@@ -80,14 +80,12 @@ class BatchReader(DataSourceReader):
         check_schema(schema, options)
         self._options = options
         self._schema = schema
-        self._push = AdaptivePush(foreign=body_columns(schema, options))
-        self.pushFilters = self._push  # type: ignore[method-assign]  # see there
 
     @brief
     def partitions(self) -> list[InputPartition]:
         """Return the work of each task."""
         with open_client(self._options.place) as mq:
-            stretches = plan(mq, self._options, self._push.narrowing)
+            stretches = plan(mq, self._options)
         return partitions_of(self._options, stretches)
 
     @brief
@@ -103,7 +101,7 @@ def _one_by_one(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[object, ...
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def plan(mq: SyncClient, options: SourceOptions, narrowing: Narrowing) -> list[Stretch]:
+def plan(mq: SyncClient, options: SourceOptions) -> list[Stretch]:
     """Return what is to be read, topic by topic; raise when some of it is lost and must not be."""
     ends = topics_now(mq, options)
     start = options.start or Bound(word="group" if options.group else "earliest")
@@ -116,7 +114,7 @@ def plan(mq: SyncClient, options: SourceOptions, narrowing: Narrowing) -> list[S
         if firsts[topic] > stops[topic]:
             _check_order(options, topic, firsts[topic], stops[topic])
             continue
-        stretch = _narrowed(mq, Stretch(topic, firsts[topic], stops[topic]), end, narrowing)
+        stretch = Stretch(topic, firsts[topic], stops[topic])
         stretches += known_losses(options, stretch, end.first_offset)
     return stretches
 
@@ -151,16 +149,3 @@ def _check_order(options: SourceOptions, topic: str, first: int, stop: int) -> N
             f"topic {topic!r} would be read from offset {first} to {stop}: the start is behind "
             f"the end"
         )
-
-
-def _narrowed(mq: SyncClient, stretch: Stretch, end: TopicEnd, narrowing: Narrowing) -> Stretch:
-    topic, first, stop = stretch
-    if narrowing.topics is not None and topic not in narrowing.topics:
-        return Stretch(topic, first, first)
-    first, stop = max(first, narrowing.first), min(stop, narrowing.end)
-    # What the lake has is older than the topic's first offset: times say nothing of it.
-    if narrowing.from_ms is not None and first >= end.first_offset:
-        first = max(first, offset_at(mq, topic, narrowing.from_ms, end))
-    if narrowing.to_ms is not None and stop > end.first_offset:
-        stop = min(stop, offset_at(mq, topic, narrowing.to_ms, end))
-    return Stretch(topic, first, max(first, stop))

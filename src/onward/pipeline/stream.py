@@ -457,13 +457,13 @@ def _create_group(
 
 def _news(mq: SyncClient, known: Mapping[str, int]) -> dict[str, TopicEnd]:
     """Return where topics end, as soon as one has more than is known, or after a while."""
-    wait = int(POLL_S * 1000)
+    wait_ms = int(POLL_S * 1000)
     if len(known) <= ASKED_MAX:
-        return mq.topic_ends(known, wait=wait)
+        return mq.topic_ends(known, wait_ms=wait_ms)
     ends = ends_of(mq, known)
     if any(end.next_offset > known[topic] for topic, end in ends.items()):
         return ends
-    mq.topic_ends(dict(islice(known.items(), ASKED_MAX)), wait=wait)
+    mq.topic_ends(dict(islice(known.items(), ASKED_MAX)), wait_ms=wait_ms)
     return ends_of(mq, known)
 
 

@@ -151,12 +151,6 @@ def read_lost(
         raise loss(Stretch(lost.topic, first, lost.end))
 
 
-def body_columns(schema: StructType, options: SourceOptions) -> frozenset[str]:
-    """Return the columns of a schema that come from bodies, whatever their names are."""
-    width = _body_width(schema, options)
-    return frozenset(schema.fieldNames()[len(schema) - width :]) if width else frozenset()
-
-
 def _body_width(schema: StructType, options: SourceOptions) -> int:
     """Return how many columns at the end of a schema come from bodies."""
     if options.body_schema is None:

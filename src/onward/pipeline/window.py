@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from onward.client.topics import duration_ms
-from onward.durations import parse_instant_ms
+from onward.durations import duration_ms, parse_instant_ms
 from onward.errors import InvalidRequest, UnknownGroup, UnknownTopic
 
 Moment = str | int | datetime | timedelta

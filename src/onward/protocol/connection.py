@@ -58,13 +58,13 @@ _NOTHING: Final[frozenset[int]] = frozenset()
 _FROM_CLIENT: Final[frozenset[int]] = frozenset(
     (
         *(Kind.PING, Kind.PUBLISH, Kind.READ, Kind.CREDIT, Kind.CANCEL, Kind.REQUEST),
-        *(Kind.CONSUME, Kind.ACK, Kind.SETTLE, Kind.MORE),
+        *(Kind.CONSUME, Kind.ACK, Kind.SETTLE, Kind.MORE, Kind.STARTED),
     )
 )
 _FROM_BROKER: Final[frozenset[int]] = frozenset(
     (
         *(Kind.PONG, Kind.PUBLISHED, Kind.ENTRIES, Kind.END, Kind.REPLY, Kind.ERROR),
-        *(Kind.DELIVERY, Kind.SETTLED),
+        *(Kind.DELIVERY, Kind.SETTLED, Kind.COUNTED_FROM, Kind.RECALL),
     )
 )
 
@@ -229,12 +229,22 @@ class ClientConnection(Connection):
     _peer = "broker"
     _usual = _FROM_BROKER
 
-    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX, place: str = "there") -> None:
         # What it reads it has asked for: memory for a frame of the usual size is there at once.
         super().__init__(preface=b"", own_bytes_first=READ_BYTES_USUAL)
         self.welcome: Welcome | None = None
         self.goodbye: Goodbye | None = None
         self._frame_bytes_max = frame_bytes_max
+        self._place = place
+
+    def received(self, n: int) -> list[Frame]:
+        """Take note of `n` bytes as `Connection` does; say so when no broker sent the first."""
+        if self.state is State.WELCOME and (spoken := _foreign(self.receiver.first_bytes(n))):
+            self.state = State.CLOSED
+            raise ProtocolError(
+                f"what listens {self._place} is not an Onward broker: it speaks {spoken}"
+            )
+        return super().received(n)
 
     def hello(self, hello: Hello) -> bytes:
         """Return preface and HELLO, the first bytes to send; then wait for WELCOME."""
@@ -257,6 +267,17 @@ class ClientConnection(Connection):
         _check_version(self.welcome.version)
         self.receiver.frame_bytes_max = max(self._frame_bytes_max, self.welcome.frame_bytes_max)
         self.state = State.OPEN
+
+
+def _foreign(first: bytes) -> str:
+    """Return the name of another protocol that an answer begins with; "" when it is none."""
+    # Servers answer what is no request of theirs; some send only the page, without a status line.
+    if first.startswith((b"HTTP", b"<!DO", b"<!do", b"<htm", b"<HTM")):
+        return "HTTP"
+    # An alert or a handshake record of SSL 3.0 or any TLS.
+    if len(first) > 1 and first[0] in (0x15, 0x16) and first[1] == 3:
+        return "TLS"
+    return "SSH" if first.startswith(b"SSH-") else ""
 
 
 def _check_version(version: int) -> None:

@@ -5,10 +5,12 @@
     MORE      credit i32: deliveries to allow more, or fewer when negative
     ACK       consumer u32, zero u32, rows of (delivery u64, start u64, end u64)
     SETTLE    JSON `Settle`: whatever is not a plain ack
+    STARTED   rows as in ACK, without the consumer: what the member starts now; there is no answer
     DELIVERY  delivery u64, lease_ms u64, ranges u32, topic_bytes u16, zero u16, topic name and
               zeros up to a multiple of 8, ranges of (start u64, end u64, attempt u32, zero u32),
               raw entries: messages of them that are in no range were not delivered
     SETTLED   rows as in ACK: those that were refused, because the lease was lost
+    RECALL    count u32: how many messages that were not started the member should release
 
 Ranges are half-open, `[start, end)` of offsets, and never empty. What is packed and does not fit
 together is a `ProtocolError`; JSON of a wrong shape is an `InvalidRequest` of who consumes. Names,
@@ -29,6 +31,7 @@ from onward.protocol.payloads import Bytes, Instant, Number, decode_json
 ROWS_MAX: Final = 100_000
 """Rows of an ACK or SETTLED, ranges of a DELIVERY, rows and ranges of a SETTLE."""
 TOPICS_MAX: Final = 1_000
+CLAIMS_MAX: Final = 10_000
 CREDIT_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int, int]
@@ -43,12 +46,32 @@ _ONE_ACK: Final = Struct("<IBBHIIIQQQ")
 _ACK_FRONT: Final = Struct("<II")
 _MORE: Final = Struct("<i")
 _MORE_FRAME: Final = Struct("<IBBHIi")
+_RECALL: Final = Struct("<I")
+_RECALL_FRAME: Final = Struct("<IBBHII")
 _DELIVERY: Final = Struct("<QQIHH")
 _GRANT: Final = Struct("<QQII")
 _ONE_DELIVERY: Final = Struct("<IBBHIQQIHH")
 
 Texts = Annotated[tuple[str, ...], msgspec.Meta(max_length=TOPICS_MAX)]
 Spans = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=ROWS_MAX)]
+
+
+FUNCTION_CHARACTERS_MAX = 200
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A delivery of an earlier connection that the member still holds; `number` is the topic's."""
+
+    delivery: Number
+    topic: str
+    number: Number
+    ranges: Annotated[
+        tuple[tuple[Number, Number, Number], ...], msgspec.Meta(min_length=1, max_length=ROWS_MAX)
+    ]
+
+    def __post_init__(self) -> None:
+        if any(start >= end for start, end, _ in self.ranges):
+            raise ValueError("a range ends after its start")
 
 
 class Consume(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,6 +84,14 @@ class Consume(msgspec.Struct, frozen=True, omit_defaults=True):
     wish: dict[str, Any] | None = None  # settings of the group, as `delivery` knows them
     refuse: bool = False
     create: bool = True
+    function: Annotated[str, msgspec.Meta(max_length=FUNCTION_CHARACTERS_MAX)] = ""  # for people
+    if_differs: Literal["refuse", "apply", "keep"] = "refuse"
+    """What to do when the group has other settings than `wish`: refuse the member, give the group
+    these settings, or join it as it is."""
+    starts: bool = False  # this member reports what it starts
+    node: str = ""  # whose deliveries are re-claimed
+    claims: Annotated[tuple[Claim, ...], msgspec.Meta(max_length=CLAIMS_MAX)] = ()
+    recalls: bool = False  # this member understands RECALL
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -77,6 +108,10 @@ class Joined(msgspec.Struct, frozen=True):
     numbers: dict[str, Number] = {}
     filter: dict[str, Any] = {}  # of a broadcast, as `delivery` knows them
     retry: dict[str, Any] = {}
+    starts: bool = False  # STARTED is understood here
+    claimed: tuple[Row, ...] = ()
+    finished: tuple[Row, ...] = ()
+    recalls: bool = False  # RECALL may be sent to this member
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,6 +183,22 @@ def decode_ack(payload: Bytes) -> Ack:
     return Ack(consumer, _rows("ACK", memoryview(payload)[_ACK_FRONT.size :]))
 
 
+def started_frame(consumer: int, rows: Sequence[Row]) -> bytes:
+    """Return a whole STARTED frame; its request id is the consumer.
+
+    >>> decode_started(started_frame(3, [(1, 100, 200)])[12:])
+    [(1, 100, 200)]
+    """
+    assert len(rows) <= ROWS_MAX, "more than fits into a frame: split it"
+    head = (_HEAD_BYTES + _ROW.size * len(rows), Kind.STARTED, 0, 0, consumer)
+    return pack(f"<IBBHI{3 * len(rows)}Q", *head, *chain.from_iterable(rows))
+
+
+def decode_started(payload: Bytes) -> list[Row]:
+    """Return what a STARTED reports."""
+    return _rows("STARTED", memoryview(payload))
+
+
 def settled_frame(request_id: int, refused: Sequence[Row] = ()) -> bytes:
     """Return a whole SETTLED frame, with what was refused.
 
@@ -181,6 +232,23 @@ def decode_more(payload: Bytes) -> int:
         raise ProtocolError(f"a MORE has {_MORE.size} bytes, not {len(payload)}")
     (credit,) = _MORE.unpack(payload)
     return int(credit)
+
+
+def recall_frame(consumer: int, count: int) -> bytes:
+    """Return a whole RECALL frame; its request id is the consumer.
+
+    >>> decode_recall(recall_frame(7, 5)[12:])
+    5
+    """
+    return _RECALL_FRAME.pack(12, Kind.RECALL, 0, 0, consumer, count)
+
+
+def decode_recall(payload: Bytes) -> int:
+    """Return how many messages a RECALL asks for."""
+    if len(payload) != _RECALL.size:
+        raise ProtocolError(f"a RECALL has {_RECALL.size} bytes, not {len(payload)}")
+    (count,) = _RECALL.unpack(payload)
+    return int(count)
 
 
 def delivery_head(
@@ -236,7 +304,11 @@ def decode_consume(payload: Bytes) -> Consume:
     >>> decode_consume(b'{"group": "billing", "topics": ["orders"], "credit": 100}').topics
     ('orders',)
     """
-    return decode_json(payload, Consume, "CONSUME", InvalidRequest)
+    consume = decode_json(payload, Consume, "CONSUME", InvalidRequest)
+    count = sum(len(claim.ranges) for claim in consume.claims)
+    if count > ROWS_MAX:
+        raise InvalidRequest(f"a CONSUME re-claims at most {ROWS_MAX} ranges, not {count}")
+    return consume
 
 
 def decode_joined(payload: Bytes) -> Joined:

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     ACK = 31
     SETTLE = 32
     MORE = 33
+    STARTED = 34
 
     WELCOME = 64
     PONG = 65
@@ -48,10 +49,12 @@ class Kind(IntEnum):
     PUBLISHED = 74
     ENTRIES = 75
     END = 76
+    COUNTED_FROM = 77
     REPLY = 84
     ERROR = 85
     DELIVERY = 94
     SETTLED = 95
+    RECALL = 96
 
 
 def frame(kind: int, request_id: int, payload: bytes | bytearray = b"") -> bytes:

@@ -2,6 +2,7 @@
 
     PUBLISH    durability u8, topic_bytes u8, zero u16, topic name, batch
     PUBLISHED  base offset u64, event id u64, durability u8 (bit 7: stored before, this is a repeat)
+    COUNTED_FROM  time_ms i64: from when on the delays of a PUBLISH count; before its PUBLISHED
     CREDIT     bytes u32
     the others JSON; ENTRIES is raw entries; PING, PONG, BYE and CANCEL have no payload
 
@@ -11,6 +12,7 @@ What is not JSON is a `ProtocolError`: the peer is broken. JSON of a wrong shape
 be newer.
 """
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 from struct import Struct
@@ -26,7 +28,8 @@ from onward.errors import (
     from_wire,
     to_wire,
 )
-from onward.protocol.frames import Kind
+from onward.message.relative import Relative
+from onward.protocol.frames import Kind, frame
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Instant = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -34,6 +37,7 @@ Bytes = bytes | bytearray
 
 T = TypeVar("T")
 
+_OUT_OF_RANGE: Final = re.compile(r"Expected `int` ([<>]=) (-?\d+) - at `\$(?:\.\w+)*\.(\w+)`")
 _unpack_publish = Struct("<BBH").unpack_from
 _new_tuple = tuple.__new__
 _PUBLISH_FRAME: Final = Struct("<IBBHIBBH")
@@ -43,6 +47,7 @@ RECEIPT: Final = Struct("<QIQQB")
 RECEIPT_FRONT: Final = 25 | 74 << 32
 """How long a PUBLISHED is, and its kind."""
 _CREDIT: Final = Struct("<I")
+_TIME: Final = Struct("<q")
 _CREDIT_FRAME: Final = Struct("<IBBHII")
 _REPEAT: Final = 0x80
 
@@ -74,7 +79,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who answers, and the limits that hold from now on."""
 
     version: Number
@@ -84,6 +89,8 @@ class Welcome(msgspec.Struct, frozen=True):
     batch_bytes_max: Number
     message_bytes_max: Number
     publishes_max: Number
+    revision: Number = 0
+    """What this broker knows beyond the first of this version: see the reference."""
 
 
 class Goodbye(msgspec.Struct, frozen=True):
@@ -97,7 +104,7 @@ class Start(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Where a READ starts: at an offset, at a time, or after an event id; exactly one of them."""
 
     offset: Number | None = None
-    time_ms: Instant | None = None
+    time_ms: Instant | Relative | None = None
     event_id: Number | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +123,8 @@ class Read(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
     """The offset that it ends before; left out, it goes to the end of the topic."""
     number: Number | msgspec.UnsetType = msgspec.UNSET
     """The topic that is read on: another one of that name is not it. Nothing is created then."""
+    kept: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether messages are sent, too, that only groups still have: from before the topic begins."""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -201,6 +210,22 @@ def decode_published(payload: Bytes) -> Published:
     base_offset, event_id, durability = _PUBLISHED.unpack(payload)
     repeat = durability >= _REPEAT
     return _new_tuple(Published, (base_offset, event_id, durability & ~_REPEAT, repeat))
+
+
+def counted_from_frame(request_id: int, time_ms: int) -> bytes:
+    """Return a whole COUNTED_FROM frame for the PUBLISH with this request id.
+
+    >>> decode_counted_from(counted_from_frame(7, 1_794_823_200_000)[12:])
+    1794823200000
+    """
+    return frame(Kind.COUNTED_FROM, request_id, _TIME.pack(time_ms))
+
+
+def decode_counted_from(payload: Bytes) -> int:
+    """Return from when on the delays of a PUBLISH count."""
+    if len(payload) != _TIME.size:
+        raise ProtocolError(f"a COUNTED_FROM has {_TIME.size} bytes, not {len(payload)}")
+    return int(_TIME.unpack(payload)[0])
 
 
 def credit_frame(request_id: int, credit_bytes: int) -> bytes:
@@ -295,6 +320,18 @@ def decode_error(payload: Bytes) -> OnwardError:
     return from_wire(decode_json(payload, dict[str, Any], "ERROR", ProtocolError))
 
 
+def _describe_mismatch(what: str, error: msgspec.ValidationError) -> str:
+    """Return a sentence about a payload of the wrong shape; a number out of range names its limit.
+
+    >>> _describe_mismatch("REQUEST", msgspec.ValidationError("Expected `int` <= 7 - at `$.count`"))
+    "'count' is at most 7"
+    """
+    limit = _OUT_OF_RANGE.fullmatch(str(error))
+    if limit is None:
+        return f"the {what} is not understood: {error}"
+    return f"{limit[3]!r} is at {'most' if limit[1] == '<=' else 'least'} {int(limit[2]):,}"
+
+
 def decode_json(payload: Bytes, shape: type[T], what: str, wrong_shape: type[OnwardError]) -> T:
     """Return a payload of JSON in its shape, or raise `wrong_shape`; `what` is said to people.
 
@@ -304,7 +341,7 @@ def decode_json(payload: Bytes, shape: type[T], what: str, wrong_shape: type[Onw
     try:
         return msgspec.json.decode(payload, type=shape)
     except msgspec.ValidationError as error:
-        raise wrong_shape(f"the {what} is not understood: {error}") from None
+        raise wrong_shape(_describe_mismatch(what, error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the payload of {what} is not JSON: {error}") from None
     except RecursionError:

@@ -107,6 +107,10 @@ class Receiver:
             return self._cut_preface(view, end)
         return self._cut(view, 0, end)
 
+    def first_bytes(self, n: int) -> bytes:
+        """Return the first four bytes that are not cut yet, with the `n` that came just now."""
+        return b"" if self._view is None else bytes(self._view[: min(len(self._tail) + n, 4)])
+
     def feed(self, received: bytes, shared: bytearray) -> Iterator[list[Frame]]:
         """Take bytes that were received elsewhere; give the frames that they complete.
 

@@ -62,6 +62,8 @@ class BuildPlan(msgspec.Struct, frozen=True, tag="build"):
     start: int = 0
     end: int = 2**62
     """Which numbers the runs are to hold: an entry may have batches before and behind them."""
+    ids_folder: str = ""
+    """Where to remember all of these numbers; empty: nowhere."""
 
 
 class MergePlan(msgspec.Struct, frozen=True, tag="merge"):
@@ -89,7 +91,8 @@ def perform(plan: Plan, disk: Disk) -> RunSummary:
             files = [disk.open(path) for path in plan.files]
             for file in files:
                 stack.callback(file.close)
-            return build_run(disk, plan.path, _batches(plan, files), gone=gone)
+            batches = _batches(plan, files)
+            return build_run(disk, plan.path, batches, gone=gone, ids_folder=plan.ids_folder)
     with ExitStack() as stack:
         runs: list[Run] = []
         for path in plan.runs:

@@ -2,7 +2,8 @@
 
 A stretch of up to 65,536 messages or 24 MiB is sorted in memory and becomes a run. What is longer
 becomes several runs, `path`, `path.1`, `path.2` ..., one for each stretch: memory stays the same,
-and each message is written once. Merging them is left to who has time for it. The cost is per
+and each message is written once. All numbers, also of what has fired since, are remembered in one
+file of `ids_folder` (`ids.py`). Merging them is left to who has time for it. The cost is per
 column, not per message: decode, sort the rows' places once, gather, join.
 """
 
@@ -17,6 +18,7 @@ from onward.message.batch import RAW_BYTES_MAX, decode_batch, read_header
 from onward.message.columns import Column
 from onward.schedule.blocks import hashes_of
 from onward.schedule.gone import Gone
+from onward.schedule.ids import IdsWriter
 from onward.schedule.record import Records, records_of
 from onward.schedule.writer import RunSummary, RunWriter
 
@@ -33,6 +35,7 @@ def build_run(
     batches: Iterable[ScheduledBatch],
     *,
     gone: Gone,
+    ids_folder: str = "",
     stretch_rows_max: int = STRETCH_ROWS_MAX,
     stretch_bytes_max: int = STRETCH_BYTES_MAX,
 ) -> RunSummary:
@@ -48,7 +51,8 @@ def build_run(
     >>> Run.open(disk, "run").records(0, 2).bodies
     [b'soon', b'later']
     """
-    build = _Build(disk, path, gone, rows_max=stretch_rows_max, bytes_max=stretch_bytes_max)
+    ids = IdsWriter(disk, ids_folder) if ids_folder else None
+    build = _Build(disk, path, gone, ids, rows_max=stretch_rows_max, bytes_max=stretch_bytes_max)
     try:
         for first_number, time_ms, batch in batches:
             build.add(first_number, time_ms, batch)
@@ -61,7 +65,10 @@ def build_run(
 class _Build:
     """One build under way: a stretch in memory, and those before it in runs."""
 
-    def __init__(self, disk: Disk, path: str, gone: Gone, *, rows_max: int, bytes_max: int) -> None:
+    def __init__(
+        self, disk: Disk, path: str, gone: Gone, ids: IdsWriter | None, *, rows_max: int,
+        bytes_max: int,
+    ) -> None:  # fmt: skip
         self._disk = disk
         self._path = path
         self._gone = gone
@@ -77,6 +84,7 @@ class _Build:
         self._end = 0
         self._gone_count = 0
         self._left_out = 0
+        self._ids = ids
 
     def add(self, first_number: int, time_ms: int, packed: Buffer) -> None:
         """Take the rows of one batch that are not gone."""
@@ -86,6 +94,8 @@ class _Build:
             raise ValueError(f"batch {first_number} comes behind number {self._end}")
         count, size, records = _decoded(packed, first_number=first_number, time_ms=time_ms)
         self._left_out += count - records.count
+        if self._ids is not None:
+            self._ids.add(records.numbers, records.at_ms, records.topics)
         kept = self._gone.kept(records.numbers, records.at_ms, records.topics)
         if kept is not None:
             self._gone_count += records.count - len(kept)
@@ -103,11 +113,13 @@ class _Build:
         self._write_stretch()
         return RunSummary(
             self._start, self._end, tuple(self._paths), self._rows, self._bytes, self._gone_count,
-            self._left_out,
+            self._left_out, "" if self._ids is None else self._ids.finish(end=self._end),
         )  # fmt: skip
 
     def abandon(self) -> None:
         """Remove what was written."""
+        if self._ids is not None:
+            self._ids.abandon()
         for path in self._paths:
             self._disk.remove(path)
 

@@ -242,6 +242,12 @@ class Order:
         """Return when the next row fires; None when none waits."""
         return min((head[0] for part in self.parts if (head := part.head())), default=None)
 
+    def is_in_memory(self, now_ms: int) -> bool:
+        """Return True if taking the rows up to `now_ms` reads no file."""
+        heads = ((part, part.head()) for part in self.parts)
+        due = (part for part, head in heads if head is not None and head[0] <= now_ms)
+        return all(isinstance(part, TailPart) for part in due)
+
     def count_due(self, now_ms: int) -> int:
         """Return how many rows wait that fire at or before `now_ms`; they go on waiting."""
         return sum(part.count_due(now_ms) for part in self.parts)

@@ -54,6 +54,8 @@ class RunSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rows that were not taken over, because they had fired or were cancelled."""
     left_out: int = 0
     """Rows of batches that cannot be decoded, and rows without a topic."""
+    ids: str = ""
+    """The name of the file that remembers all numbers of a build, also those that are gone."""
 
 
 class RunWriter:
@@ -108,13 +110,14 @@ class RunWriter:
         self._end_numbers()
         self._write_all([self._uniques.finish()])
         self._end(Section.UNIQUES)
-        assert self._numbers.rows == self.rows, "every record is found by its number"
+        # Without pages it is the table of numbers alone (`ids.py`).
+        assert self.rows in (0, self._numbers.rows), "every record is found by its number"
         for section, packed in self._small_sections():
             self._write_all([packed])
             self._end(section, crc=crc32c(packed))
         self._flush()
         header = Header(
-            self.rows, self._uniques.rows, start, end, self._first, self.last,
+            self._numbers.rows, self._uniques.rows, start, end, self._first, self.last,
             self._counts.step_ms, self._position, self._sections,
         )  # fmt: skip
         file = self._opened

@@ -96,7 +96,7 @@ def _durable(share: Share) -> tuple[object, ...]:
     unfinished = list(share.open)
     if unfinished and unfinished[-1][1] == mark:
         mark = unfinished.pop()[0]
-    return mark, unfinished, share.attempts, share.dead
+    return mark, unfinished, share.attempts, share.alone, share.dead
 
 
 def _check(disk: Disk, folder: str) -> Iterator[str]:

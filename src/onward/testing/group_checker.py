@@ -9,6 +9,7 @@
     G6   exclusive: one member is active, until it is gone
     G7   at most once: nothing comes twice
     G8   nobody gets what the filter keeps out, and nobody joins a paused group and gets something
+    G9   what a member held over a restart of the broker, and settled after it, came to nobody else
 
 What operators did is an excuse for what it covers, from when it was asked for until it was answered
 (see `Act`). Offsets of topics that lose messages, or begin again, are only held to what is certain.
@@ -16,7 +17,7 @@ What operators did is an excuse for what it covers, from when it was asked for u
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -81,6 +82,7 @@ class _Check:
         yield from self._nothing_is_forgotten()
         yield from self._acked_is_the_end()
         yield from self._repeats_have_reasons()
+        yield from self._claims_are_respected()
         yield from self._attempts_are_counted()
         yield from self._the_dead_had_their_attempts()
         if self._plan.mode == "ordered":
@@ -114,7 +116,9 @@ class _Check:
             for acked, verb in _confirmed(handed, "ack"):
                 for again in handed:
                     is_later = again.stint.joined_us > verb.answered_us or (
-                        again.at_us > verb.answered_us and again.attempt > acked.attempt
+                        again.at_us > verb.answered_us
+                        and again.attempt > acked.attempt
+                        and not _was_granted_before(again, acked)
                     )
                     if is_later and not self._is_opened(place, verb.asked_us, again.at_us):
                         yield (
@@ -150,8 +154,37 @@ class _Check:
             or again.at_us - since_us >= self._plan.lease_ms * 1000
             or self._is_opened(place, since_us, again.at_us)
             or self._is_voided(place, since_us, again.at_us)
+            or (_was_granted_before(again, before) and self._is_opened(place, 0, before.at_us))
             or any(act.kind == "offline" and act.asked_us <= again.at_us for act in self._acts)
         )
+
+    # --- G9 ----------------------------------------------------------------------------------
+
+    def _claims_are_respected(self) -> Iterator[str]:
+        """A verb that is done after a restart shows that its member had re-claimed the message."""
+        starts_us = self._history.starts_us
+        for place, handed in self._by_place.items():
+            for one in handed:
+                for verb in one.verbs:
+                    life = bisect_right(starts_us, verb.asked_us)
+                    if verb.answer != "done" or not life or one.at_us >= starts_us[life - 1]:
+                        continue
+                    yield from self._came_to_others(place, one, verb, starts_us[life - 1])
+
+    def _came_to_others(
+        self, place: Place, held: Handed, verb: Verb, start_us: int
+    ) -> Iterator[str]:
+        for other in self._by_place[place]:
+            if (
+                other is not held
+                and other.attempt == held.attempt
+                and start_us <= other.at_us <= verb.asked_us
+                and not self._is_opened(place, held.at_us, other.at_us)
+            ):
+                yield (
+                    f"G9: {held.message.id} was re-claimed by {held.stint.machine} after the start "
+                    f"at {_s(start_us)}, and came to {other.stint.machine} at {_s(other.at_us)}"
+                )
 
     # --- G4 ----------------------------------------------------------------------------------
 
@@ -345,6 +378,15 @@ def _by_place(handed: Iterable[Handed]) -> dict[Place, list[Handed]]:
     for one in handed:
         found.setdefault(one.place, []).append(one)
     return found
+
+
+def _was_granted_before(late: Handed, other: Handed) -> bool:
+    """Tell whether a message that its member handed out late was leased before the other was.
+
+    A member that has fetched many may come to one of them after a reset has made its lease void
+    and the message went to somebody else. Numbers of leases only grow.
+    """
+    return late.lease < other.lease
 
 
 def _confirmed(handed: Iterable[Handed], do: str) -> Iterator[tuple[Handed, Verb]]:

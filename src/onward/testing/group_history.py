@@ -83,7 +83,7 @@ class GroupPlan:
             "start": "earliest",
             "retry": self.retry,
             "at_most_once": self.at_most_once,
-            "lease": self.lease_ms,
+            "lease_ms": self.lease_ms,
             "tags": [self.tag] if self.tag else None,
             "priorities": self.priorities,
             "key_concurrency": self.key_concurrency,
@@ -188,6 +188,8 @@ class GroupHistory:
     """Of each group that was swept in the end, by topic and offset."""
     deaths_us: list[int] = field(default_factory=list)
     """When the broker died."""
+    starts_us: list[int] = field(default_factory=list)
+    """When it was there again."""
     losses_us: dict[str, list[int]] = field(default_factory=dict)
     """When connections of a machine ended, for the broker or for the machine."""
     late_us: int = 3_000_000

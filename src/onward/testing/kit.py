@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from types import TracebackType
 from typing import TypeVar
 
@@ -32,10 +33,11 @@ from onward.client.embedded import Embedded
 from onward.client.finding import parse_id
 from onward.client.groups import DeadLetterDescription
 from onward.client.message_parts import Tags
-from onward.client.topics import Duration, duration_ms
 from onward.client.work import Work
 from onward.config import check
 from onward.delivery.trace import Trace, decode_row
+from onward.durations import Duration, duration_ms
+from onward.errors import InvalidRequest
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.payloads import Durability
 from onward.settings import LogSettings, Settings
@@ -44,7 +46,7 @@ from onward.testing.kit_sync import LoopThread, SyncKit
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0
+TIMEOUT: Duration = "30s"
 LOOK_S = 0.001
 STEPS_MAX = 100_000
 SETTINGS = Settings(
@@ -53,6 +55,7 @@ SETTINGS = Settings(
     )
 )
 
+AGAIN = frozenset(("retried", "expired", "lost"))
 ANSWERS = frozenset(("acked", "filtered", "retried", "expired", "lost", "dead", "skipped"))
 
 
@@ -68,6 +71,7 @@ class GroupOutcome:
     """`acked`, `retried`, `dead`, `filtered`, or what the trace says besides."""
     cause: str = ""
     attempt: int = 0
+    """Which attempt it was; 0 where the message was not delivered."""
     due_at_ms: int = 0
 
 
@@ -108,6 +112,8 @@ class Kit:
         self._run: AppRun | None = None
         self._works: list[Work] = []
         self._outcomes: dict[tuple[str, int], dict[str, GroupOutcome]] = {}
+        self._counted: dict[tuple[str, str, int], int] = {}
+        """How many attempts of a message have failed, by group, topic and offset."""
         self._trace_offset = 0
         self._news = asyncio.Event()
 
@@ -122,9 +128,14 @@ class Kit:
         trace_id: str | None = None,
         priority: int | None = None,
         tenant: str | None = None,
-        timeout: Duration = int(TIMEOUT_S * 1000),
+        timeout: Duration = TIMEOUT,
     ) -> Outcome:
-        """Publish a message and return how it went, when every group has answered once."""
+        """Publish a message and return how it went, when every group has answered once.
+
+        A topic that no function of the App consumes is an error: it is misspelt. To publish for
+        others there is `mq.publish`.
+        """
+        self._check_consumed(topic)
         receipt = await self.mq.publish(
             topic, body, key=key, headers=headers, tag=tag, trace_id=trace_id, priority=priority,
             tenant=tenant,
@@ -132,7 +143,7 @@ class Kit:
         wanted = {work.group for work in self._works if topic in work.topics}
         place = (topic, receipt.offset)
         try:
-            async with asyncio.timeout(duration_ms(timeout) / 1000):
+            async with asyncio.timeout(duration_ms(timeout, "timeout") / 1000):
                 while not wanted <= self._outcomes.get(place, {}).keys():
                     await self._change()
         except TimeoutError:
@@ -163,10 +174,10 @@ class Kit:
         await self._move(target_ms - self.clock.now_ms())
         await self.idle()
 
-    async def idle(self, *, timeout: Duration = int(TIMEOUT_S * 1000)) -> None:
+    async def idle(self, *, timeout: Duration = TIMEOUT) -> None:
         """Wait until there is nothing to do before time moves."""
         try:
-            async with asyncio.timeout(duration_ms(timeout) / 1000):
+            async with asyncio.timeout(duration_ms(timeout, "timeout") / 1000):
                 await _until(self._is_idle)
         except TimeoutError:
             raise NotSettled("some functions have not ended in time") from None
@@ -174,9 +185,14 @@ class Kit:
     async def dead(
         self, topic: str | None = None, *, group: str | None = None
     ) -> list[DeadLetterDescription]:
-        """Return the dead letters of a group, or of all that can have some, with their messages."""
+        """Return the dead letters of a group, or of all that can have some, with their messages.
+
+        With a topic: of the groups that consume it.
+        """
+        if topic is not None and group is None:
+            self._check_consumed(topic)
         await self.idle()
-        names = self._with_dead_letters() if group is None else [group]
+        names = self._with_dead_letters(topic) if group is None else [group]
         return [
             letter
             for name in names
@@ -185,11 +201,23 @@ class Kit:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _with_dead_letters(self) -> list[str]:
-        """Return the groups of the App that are no broadcasts: members of those drop messages."""
+    def _check_consumed(self, topic: str) -> None:
+        """Raise `InvalidRequest` when no function of the App consumes the topic."""
+        topics = sorted({one for work in self._works for one in work.topics})
+        if topic not in topics:
+            near = get_close_matches(topic, topics, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it consumes {', '.join(topics)}"
+            raise InvalidRequest(f"no function of this app consumes topic {topic!r}; {hint}")
+
+    def _with_dead_letters(self, topic: str | None) -> list[str]:
+        """Return the groups of the App, or of a topic, that are no broadcasts.
+
+        Members of broadcasts drop messages.
+        """
         groups = self._broker.consuming.groups.by_name.values()
         broadcasts = {one.record.name for one in groups if one.record.mode == "broadcast"}
-        names = dict.fromkeys(work.group for work in self._works)
+        works = [work for work in self._works if topic is None or topic in work.topics]
+        names = dict.fromkeys(work.group for work in works)
         return [name for name in names if name not in broadcasts]
 
     def _outcome_at(self, topic: str, offset: int) -> Outcome:
@@ -246,12 +274,25 @@ class Kit:
             self._news.set()
 
     def _note_row(self, row: Trace) -> None:
-        if row.did not in ANSWERS or row.group in self._unsure:
+        if row.group in self._unsure:
             return
-        found = GroupOutcome(row.did, row.cause, row.attempt, row.due_at_ms)
         for start, end in row.ranges:
             for offset in range(start, end):
-                self._outcomes.setdefault((row.topic, offset), {})[row.group] = found
+                self._note_outcome(row, offset)
+
+    def _note_outcome(self, row: Trace, offset: int) -> None:
+        """Note one message of a row. An ack's row is without attempts: those before count."""
+        outcomes = self._outcomes.setdefault((row.topic, offset), {})
+        place = (row.group, row.topic, offset)
+        attempt = row.attempt + (not row.counted)
+        if row.did == "acked":
+            attempt = 1 + self._counted.get(place, 0)
+        if row.did in AGAIN:
+            self._counted[place] = row.attempt
+        else:
+            self._counted.pop(place, None)
+        if row.did in ANSWERS:
+            outcomes[row.group] = GroupOutcome(row.did, row.cause, attempt, row.due_at_ms)
 
     def _note_settled(self, work: Work, delivery: Delivery, did: str, cause: str) -> None:
         if work.group in self._unsure:
@@ -324,8 +365,8 @@ class kit:  # noqa: N801  # it is used like a function
             broker = await Broker.open(self._settings, disk=MemoryDisk(), clock=clock)
             opening.push_async_callback(broker.stop)
             client = Client(
-                [], token=None, name="kit", timeout_s=TIMEOUT_S, durability=Durability.DEFAULT,
-                dials=[Embedded(broker, None).dial], clock=clock,
+                [], token=None, name="kit", timeout_s=duration_ms(TIMEOUT) / 1000,
+                durability=Durability.DEFAULT, dials=[Embedded(broker, None).dial], clock=clock,
             )  # fmt: skip
             await opening.enter_async_context(client)
             running = Kit(broker, clock, client).running(self._app)

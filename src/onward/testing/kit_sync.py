@@ -7,14 +7,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from onward.client.groups import DeadLetterDescription
 from onward.client.sync import SyncClient
-from onward.client.topics import Duration
-
-if TYPE_CHECKING:
-    from onward.testing.kit import Kit, Outcome, kit
+from onward.durations import Duration
 
 T = TypeVar("T")
 
@@ -23,7 +20,7 @@ class SyncKit:
     """A kit for tests without `async`: the same calls, blocking."""
 
     def __init__(
-        self, given: Kit, mq: SyncClient, call: Callable[[Coroutine[Any, Any, Any]], Any]
+        self, given: kits.Kit, mq: SyncClient, call: Callable[[Coroutine[Any, Any, Any]], Any]
     ) -> None:
         self.mq = mq
         """The client of the App, blocking."""
@@ -31,14 +28,14 @@ class SyncKit:
         self._kit = given
         self._call = call
 
-    def deliver(self, topic: str, body: object, **options: Any) -> Outcome:
+    def deliver(self, topic: str, body: object, **options: Any) -> kits.Outcome:
         """Publish a message and return how it went, when every group has answered once."""
-        outcome: Outcome = self._call(self._kit.deliver(topic, body, **options))
+        outcome: kits.Outcome = self._call(self._kit.deliver(topic, body, **options))
         return outcome
 
-    def outcome(self, message_id: str) -> Outcome:
+    def outcome(self, message_id: str) -> kits.Outcome:
         """Return how it went with a message lately."""
-        outcome: Outcome = self._call(self._kit.outcome(message_id))
+        outcome: kits.Outcome = self._call(self._kit.outcome(message_id))
         return outcome
 
     def now(self) -> datetime:
@@ -64,9 +61,9 @@ class SyncKit:
 class LoopThread:
     """A thread whose loop holds a kit open: it is entered and left by one and the same task."""
 
-    def __init__(self, held: kit) -> None:
+    def __init__(self, held: kits.kit) -> None:
         self._held = held
-        self._opened: Future[tuple[Kit, asyncio.AbstractEventLoop]] = Future()
+        self._opened: Future[tuple[kits.Kit, asyncio.AbstractEventLoop]] = Future()
         self._ended: Future[None] = Future()
         self._is_over: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -128,3 +125,8 @@ async def _answer(work: Coroutine[Any, Any, T], answer: Future[T]) -> None:
         answer.set_exception(error)
         if not isinstance(error, Exception):
             raise
+
+
+# The annotations above name it, and `help` reads them. At the end, because the module itself makes
+# kits for threads.
+import onward.testing.kit as kits  # noqa: E402

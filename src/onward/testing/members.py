@@ -107,7 +107,9 @@ class Member:
             case "fetch":
                 while True:
                     wait_ms = self._random.choice((0, 100, 2_000))
-                    for delivery in await consumer.fetch(self._random.randint(1, 20), wait=wait_ms):
+                    for delivery in await consumer.fetch(
+                        self._random.randint(1, 20), wait_ms=wait_ms
+                    ):
                         if not delivery.is_lost:
                             yield delivery
                     await asyncio.sleep(0.01)
@@ -152,8 +154,8 @@ class Member:
             case "ack":
                 await delivery.ack()
             case "retry":
-                after = self._random.choice((None, None, 0, 500))
-                await delivery.retry(after=after, count=verb.counts, cause="a mood")
+                after_ms = self._random.choice((None, None, 0, 500))
+                await delivery.retry(after_ms=after_ms, count=verb.counts, cause="a mood")
             case "reject":
                 await delivery.reject("no good")
             case "release":

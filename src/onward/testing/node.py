@@ -50,6 +50,7 @@ class SimulatedNode:
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
         self.deaths_us: list[int] = []
+        self.starts_us: list[int] = []
         self.pause_ms_max = 2_000
         self.broker: Broker | None = None
         self._settings = settings
@@ -157,6 +158,7 @@ class SimulatedNode:
             self._sabotage(broker)
         self.broker = broker
         self.counts["start"] += 1
+        self.starts_us.append(running_loop().now_us)
         self._network.listen(NAME, broker.session)
         self._trace(f"broker started: next event id {broker.log.next_index}")
         return True

@@ -176,6 +176,7 @@ class Simulation:
                 [*self._violations(), f"{type(error).__name__}: {error}"]
             ) from error
         self._history.groups.deaths_us = self._node.deaths_us
+        self._history.groups.starts_us = self._node.starts_us
         waited = {topic: drains.pop(topic) for topic in TOPICS if topic in drains}
         violations = [
             *self._violations(),

@@ -15,10 +15,10 @@ from typing import Any
 
 from onward.broker.catalogue import Rule
 from onward.client.address import Address
-from onward.client.client import Client, DurabilityName
+from onward.client.client import Client
 from onward.client.delivery import Delivery
 from onward.client.link import Link
-from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
 from onward.errors import (
     NotConnected,
     OnwardError,
@@ -132,7 +132,7 @@ class World:
         if self._random.random() < 0.5:
             await client.create_topic(topic, exist_ok=True, retention_bytes=20_000)
         else:
-            await client.create_topic(topic, exist_ok=True, retention=5_000)
+            await client.create_topic(topic, exist_ok=True, retention="5s")
 
 
 class Publisher:
@@ -325,7 +325,7 @@ class TopicKeeper:
             case "create":
                 await client.create_topic(topic, exist_ok=True)
             case "lifetime":
-                await client.create_topic(topic, lifetime=self._random.randint(10_000, 20_000))
+                await client.create_topic(topic, lifetime_ms=self._random.randint(10_000, 20_000))
             case "delete":
                 await client.delete_topic(topic)
             case "rule":

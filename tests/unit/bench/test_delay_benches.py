@@ -10,8 +10,14 @@ from onward.client.scheduled import CancelResult
 from onward.message.batch import decode_batch
 
 
-def few(folder: Path, *, count: int | None = None, seconds: float | None = None) -> Options:
-    return Options(folder=folder, count=count, seconds=seconds, repeat=1)
+def few(
+    folder: Path,
+    *,
+    count: int | None = None,
+    seconds: float | None = None,
+    busy: str | None = None,
+) -> Options:
+    return Options(folder=folder, count=count, seconds=seconds, busy=busy, repeat=1)
 
 
 @pytest.fixture
@@ -43,7 +49,8 @@ def test_delay_lateness_finds_no_message_early(
     monkeypatch.setattr(
         delay_lateness, "_contenders", lambda seconds: {"onward": contenders(seconds)["onward"]}
     )
-    report = delay_lateness.run(few(tmp_path, seconds=0.5))
+    report = delay_lateness.run(few(tmp_path, seconds=0.5, busy="cpu"))
+    assert report.details["busy"] == "cpu"
     found = report.details["onward"]
     assert isinstance(found, dict)
     assert (found["messages"], found["early"]) == (500, 0)

@@ -34,7 +34,7 @@ from onward.protocol.payloads import (
     encode_json,
     publish_head,
 )
-from onward.settings import LogSettings, ServerSettings, Settings, TopicSettings
+from onward.settings import GroupSettings, LogSettings, ServerSettings, Settings, TopicSettings
 from onward.testing.clock import ManualClock
 
 LOG: dict[str, Any] = {
@@ -48,7 +48,7 @@ def settings_with(
 ) -> Settings:  # fmt: skip
     return Settings(
         log=LogSettings(**(LOG | (log or {}))), server=ServerSettings(**(server or {})),
-        topics=TopicSettings(**(topics or {})), **others,
+        topics=TopicSettings(**(topics or {})), **{"groups": GroupSettings(reclaim_ms=0), **others},
     )  # fmt: skip
 
 

@@ -480,7 +480,7 @@ async def test_a_member_of_the_group_asks_for_settings_that_it_does_not_have() -
     ("fields", "code"),
     [
         ({"group": ""}, "invalid_name"),
-        ({"topics": []}, "invalid_request"),
+        ({"topics": []}, "unknown_group"),
         ({"topics": ["a", "a"]}, "invalid_request"),
         ({"topics": ["no/name"]}, "invalid_name"),
         ({"member": "\x1b[31m"}, "invalid_name"),

@@ -30,6 +30,7 @@ async def test_every_message_of_a_backlog_is_ready_or_waits_or_is_leased() -> No
     assert await share_of(operator) == {
         "topic": "orders", "cursor": 2, "end": 20, "backlog": 16, "oldest_at_ms": START_MS,
         "ready": 10, "waiting": 2, "next_due_ms": START_MS + 60_000, "leased": 4, "dead": 1,
+        "reserved": 0, "expiring": 0, "expires_at_ms": 0, "dropped": 0,
     }  # fmt: skip
     await broker.stop()
 
@@ -79,7 +80,8 @@ async def test_a_member_is_described_with_what_it_did() -> None:
     (member,) = group["members"]
     assert group["member_count"] == 1
     assert member == {
-        "member": "ann", "client": "test", "host": "", "pid": 0, "state": "active", "credit": 2,
+        "member": "ann", "client": "test", "host": "", "pid": 0, "function": "",
+        "state": "active", "credit": 2,
         "leased": 5, "delivered": 10, "acked": 4, "retried": 1, "expired": 0, "since_ms": START_MS,
         "rate": 2.0,
     }  # fmt: skip

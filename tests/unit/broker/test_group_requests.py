@@ -408,6 +408,71 @@ async def test_what_is_skipped_is_finished_and_taken_from_who_holds_it() -> None
     await broker.stop()
 
 
+@pytest.mark.parametrize("wish", [{}, {"mode": "ordered"}, {"filter": {"tags_any": ["x"]}}])
+async def test_a_purge_finishes_what_is_ready_and_leaves_what_is_leased_or_retrying(
+    wish: dict[str, Any],
+) -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 10, keys=list("abcdefghij"), tags=["x"] * 10)
+    consumer = await Consumer.of(broker, "g", credit=4, wish=wish)
+    await consumer.got(4)
+    await consumer.settle("retry", 0, after_ms=60_000)
+    for dry_run in (True, False):
+        reply = await operator.ask("group.purge", group="g", dry_run=dry_run)
+        assert reply == {"count": 6}
+    share = (await operator.ask("group.describe", group="g"))["topics"][0]
+    counts = [share[name] for name in ("ready", "waiting", "leased", "backlog")]
+    assert counts == [0, 1, 3, 4]
+    await consumer.ack_offsets(1, 2, 3)
+    await operator.publish("orders", 2, keys=list("kl"), tags=["x"] * 2)
+    consumer.speaker.transport.write(more_frame(consumer.id, 100))
+    assert (await consumer.got(6))[4:] == [10, 11]
+    assert (await operator.ask("group.purge", group="g", topic="orders"))["count"] == 0
+    await broker.stop()
+
+
+async def test_a_purge_does_not_touch_what_is_just_being_settled() -> None:
+    broker = await open_broker(commit=HeldCommit)
+    operator = await Operator.of(broker)
+    published = operator.speaker.say_publish("orders", [b"x"] * 6)
+    await released(broker, lambda: operator.speaker.of(published))
+    joining = asyncio.ensure_future(Consumer.of(broker, "g", credit=4))
+    await released(broker, joining.done)
+    consumer = joining.result()
+    await consumer.got(4)
+    retried = asyncio.ensure_future(consumer.settle("retry", 0, after_ms=60_000))
+    acked = asyncio.ensure_future(consumer.ack_offsets(1))
+    await turns()
+    purged = operator.say("group.purge", group="g")
+    await released(broker, lambda: operator.speaker.of(purged) and retried.done() and acked.done())
+    assert (await operator.answer(purged))["count"] == 2
+    share = (await operator.ask("group.describe", group="g"))["topics"][0]
+    assert [share[name] for name in ("ready", "waiting", "leased")] == [0, 1, 2]
+    stopping = asyncio.ensure_future(broker.stop())
+    await released(broker, stopping.done)
+
+
+async def test_a_purge_is_of_one_topic_or_all_and_survives_the_death_of_its_broker() -> None:
+    disk = FaultyDisk(Random(1))
+    broker = await open_broker(disk)
+    operator = await Operator.of(broker)
+    for topic in ("a", "b", "c"):
+        await operator.publish(topic, 5)
+    await operator.ask("group.create", group="g", topics=["a", "b", "c"])
+    assert (await operator.ask("group.purge", group="g", topic="a"))["count"] == 5
+    assert (await operator.ask("group.describe", group="g"))["backlog"] == 10
+    assert (await operator.ask("group.purge", group="g"))["count"] == 10
+    broker.fail(RuntimeError("killed by the test"))
+    disk.crash(unsynced="lost")
+    broker = await open_broker(disk)
+    operator = await Operator.of(broker)
+    assert (await operator.ask("group.describe", group="g"))["backlog"] == 0
+    assert await operator.code("group.purge", group="g", topic="nowhere") == "unknown_topic"
+    assert await operator.code("group.purge", group="nobody") == "unknown_group"
+    await broker.stop()
+
+
 async def test_a_replay_delivers_what_is_finished_and_leaves_the_rest_alone() -> None:
     broker = await open_broker()
     operator = await Operator.of(broker)
@@ -663,7 +728,11 @@ async def test_dead_letters_whose_messages_are_gone_are_purged_but_not_redriven(
 @pytest.mark.parametrize("wish", [{}, {"mode": "ordered"}, {"filter": {"tags_any": ["x"]}}])
 @pytest.mark.parametrize(
     ("op", "fields"),
-    [("group.reset", {"to": "earliest"}), ("group.skip", {"ranges": [[1, 8]]})],
+    [
+        ("group.reset", {"to": "earliest"}),
+        ("group.skip", {"ranges": [[1, 8]]}),
+        ("group.purge", {}),
+    ],
 )
 async def test_a_move_that_cannot_be_written_changes_nothing(
     op: str, fields: dict[str, Any], wish: dict[str, Any]
@@ -686,7 +755,7 @@ async def test_a_move_that_cannot_be_written_changes_nothing(
     share = (await operator.ask("group.describe", group="g"))["topics"][0]
     assert (share["cursor"], share["backlog"]) == (0, 10)
     consumer.speaker.transport.write(more_frame(consumer.id, 100))
-    held = 0 if op == "group.reset" else 1
+    held = {"group.reset": 0, "group.skip": 1, "group.purge": 4}[op]
     await consumer.got(14 - held)
     await turns()
     again = sorted(consumer.offsets[4:])

@@ -17,6 +17,7 @@ from onward.settings import LogSettings, Settings
 from onward.testing.clock import ManualClock
 from onward.testing.disk import FaultyDisk
 
+from .asking import until
 from .speaking import Speaker, open_broker, settings_with, turns
 
 
@@ -170,6 +171,27 @@ async def test_nothing_goes_that_one_topic_still_wants() -> None:
     await broker.stop()
 
 
+async def test_a_first_offset_that_was_told_holds_after_a_crash_before_any_checkpoint() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    settings = settings_with(log={"retention_ms": 0})
+    broker = await open_broker(disk, clock=clock, settings=settings)
+    speaker = await Speaker.to(broker)
+    await speaker.request("topic.create", topic="short", retention_ms=1_000)
+    for _ in range(10):
+        await speaker.publish("short", [b"short"])
+        await speaker.publish("kept", [bytes(10_000)])
+    await keep_house(broker)
+    clock.advance(10_000)
+    checkpoints = broker.housekeeping.checkpoint_count
+    await keep_house(broker)
+    first = broker.catalogue.find("short").first_offset
+    assert first > 0
+    assert broker.housekeeping.checkpoint_count == checkpoints, "else it proves nothing"
+    again = await crashed(disk, broker, clock=clock, settings=settings)
+    assert again.catalogue.find("short").first_offset == first
+    await again.stop()
+
+
 @pytest.mark.parametrize("limit", [1, 50_000, 100_000])
 async def test_retention_by_bytes_always_leaves_as_much_as_the_topic_asks_for(limit: int) -> None:
     broker = await open_broker()
@@ -299,6 +321,11 @@ async def test_a_stop_waits_for_the_work_under_way_and_writes_nothing_beside_it(
         folder=str(tmp_path), preallocate_bytes=0, disk_reserve_bytes=0, checkpoint_rows=1
     )
     broker = await Broker.open(Settings(log=log))
+    # A new node writes a checkpoint and looks for expired segments at once. Only work that the
+    # message causes is gated: the gate holds up the thread that stores the message, too.
+    await until(
+        lambda: bool(broker.housekeeping.checkpoint_count and broker.housekeeping._retained_at_ms)
+    )
     gate, begun, is_begun = threading.Event(), 0, asyncio.Event()
     in_thread = broker.in_thread
 
@@ -483,3 +510,22 @@ async def test_only_a_disk_that_failed_is_called_so(caplog: pytest.LogCaptureFix
         assert said in caplog.text
         assert ("KeyError" in caplog.text) == isinstance(error, KeyError)
         await broker.stop()
+
+
+async def test_two_rounds_of_retention_at_once_drop_each_segment_once(tmp_path: Path) -> None:
+    log = LogSettings(
+        folder=str(tmp_path), preallocate_bytes=0, disk_reserve_bytes=0, segment_bytes_max=65_536,
+        retention_bytes=70_000,
+    )  # fmt: skip
+    broker = await Broker.open(Settings(log=log))
+    speaker = await Speaker.to(broker)
+    for count in range(1, 9):
+        speaker.say_publish("orders", [bytes(40_000)])
+        await until(lambda: "orders" in broker.catalogue.by_name)
+        await until(lambda: broker.catalogue.find("orders").next_offset == count)  # noqa: B023
+    await broker.housekeeping._seal()
+    broker.housekeeping.retain_soon()
+    await asyncio.gather(*[broker.housekeeping._retain() for _ in range(3)])
+    assert broker.failure is None
+    assert broker.catalogue.find("orders").first_offset > 0
+    await broker.stop()

@@ -353,6 +353,7 @@ rounds = st.tuples(
 MUCH = Say(sizes=(1_500,) * 25)
 
 
+@pytest.mark.slow
 @given(st.lists(rounds, max_size=6))
 @example([Round([Turn(1, [MUCH, MUCH]), Turn(2, [Say()]), Turn(2, [Say()])], "hold")])
 @example([Round([Turn(1, [MUCH, MUCH], 9)], "hold"), Round([Turn(1, []), Turn(2, [Say()])])])

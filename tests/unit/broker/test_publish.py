@@ -386,6 +386,7 @@ async def test_producers_of_one_connection_are_refused_each_in_its_own_order() -
     await broker.stop()
 
 
+@pytest.mark.slow
 async def test_the_producers_that_are_refused_do_not_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

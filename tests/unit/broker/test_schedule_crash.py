@@ -182,6 +182,7 @@ async def finish(disk: FaultyDisk, clock: ManualClock) -> dict[str, list[Fired]]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unsynced", "step"), [("random", 1), ("lost", 4), ("kept", 4)])
 async def test_wherever_the_power_goes_nothing_fires_twice_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch, unsynced: Unsynced, step: int

@@ -142,3 +142,35 @@ async def test_the_log_gives_back_the_space_of_what_waits_in_runs(
     await schedule.passes(DAY_MS)
     assert schedule.numbers() == list(range(80))
     await broker.stop()
+
+
+@pytest.mark.parametrize("limit", [{"retention_ms": 60_000}, {"retention_bytes": 40_000}])
+async def test_one_message_that_waits_in_the_oldest_segment_holds_retention_up_for_seconds(
+    limit: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    broker = await open_broker(disk, clock=clock, settings=settings_with(log=limit))
+    schedule = await Schedule.of(broker)
+    await schedule.passes(60_000)
+    await schedule.add(DAY_MS, bodies=[b"waits"])
+    # The first run is built and named here: what comes later has to wait for no such chance.
+    for _ in range(12):
+        await schedule.speaker.publish("noise", [b"x" * 10_000])
+    await schedule.passes(61_000)
+    await schedule.add(DAY_MS, bodies=[b"waits"])
+    for _ in range(12):
+        await schedule.speaker.publish("noise", [b"x" * 10_000])
+    clock.advance(limit.get("retention_ms", 0))
+    oldest = broker.log.segments[0]
+    passed_ms = 0
+    while oldest in broker.log.segments or broker.log.bytes > 80_000:
+        await broker.housekeeping.tick()
+        await broker.housekeeping.tidy()
+        await schedule.passes(1_000)
+        passed_ms += 1_000
+        assert passed_ms <= 10_000
+    assert "retention waits for scheduled messages" in caplog.text
+    await schedule.passes(2 * DAY_MS)
+    assert [one.body for one in schedule.fired()] == [b"waits"] * 2
+    await broker.stop()

@@ -273,6 +273,54 @@ async def test_what_fires_after_a_restart_at_another_time_is_due_by_that_time(
     await broker.stop()
 
 
+async def test_a_start_with_the_clock_behind_the_log_warns_that_delays_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, clock = MemoryDisk(), ManualClock()
+    broker = await open_broker(disk, clock=clock)
+    await (await Schedule.of(broker)).add(1_000)
+    newest_ms = clock.now_ms()
+    await broker.stop()
+    broker = await open_broker(disk, clock=clock)
+    await broker.stop()
+    assert "behind" not in caplog.text
+    clock.jump(-400 * DAY_MS)
+    broker = await open_broker(disk, clock=clock)
+    assert (
+        "the clock is 400d behind the newest entry of the log (2026-01-01T00:00:00" in caplog.text
+    )
+    assert "fires when the clock has reached that time" in caplog.text
+    # It says what happens: a delay of a second waits until then.
+    schedule = await Schedule.of(broker)
+    await schedule.add(1_000, topic="soon")
+    await schedule.passes(400 * DAY_MS - 1)
+    assert schedule.numbers("soon") == []
+    await schedule.passes(1)
+    assert [one.time_ms for one in schedule.fired("soon")] == [newest_ms]
+    await broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("jump_ms", "expected"),
+    [
+        (2 * HOUR_MS, "jumped forward by 2h: messages fire by the time that really passes"),
+        (-2 * HOUR_MS, "went back by 2h: waiting messages fire when the clock reaches their time"),
+    ],
+    ids=["forward", "back"],
+)
+async def test_the_warning_of_a_jump_says_what_happens_then(
+    jump_ms: int, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await open_broker()
+    schedule = await Schedule.of(broker)
+    await schedule.add(DAY_MS)
+    schedule.clock.jump(jump_ms)
+    await schedule.settled()
+    (line,) = [one.getMessage() for one in caplog.records if "the clock" in one.getMessage()]
+    assert line.startswith("the clock " + expected)
+    await broker.stop()
+
+
 async def test_fresh_messages_flow_while_much_that_is_late_catches_up() -> None:
     disk, clock = MemoryDisk(), ManualClock()
     broker = await open_broker(disk, clock=clock)

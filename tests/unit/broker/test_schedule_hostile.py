@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 from random import Random
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from onward.errors import MessageTooLarge
 from onward.log.memory_disk import MemoryDisk
 from onward.message.batch import encode_batch
 from onward.protocol.payloads import Durability, publish_head
@@ -17,7 +19,7 @@ from onward.testing.clock import START_MS, ManualClock
 
 from .asking import until
 from .speaking import open_broker, turns
-from .waiting import DAY_MS, Schedule
+from .waiting import DAY_MS, Schedule, small_parts
 
 TEN_YEARS_MS = 10 * 366 * DAY_MS
 
@@ -109,6 +111,7 @@ async def said(schedule: Schedule, batch: bytes) -> str:
     return answer if isinstance(answer, str) else "published"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "zstd"])
 async def test_lies_in_a_batch_are_taken_or_refused_and_the_broker_goes_on(
     compression: Any,
@@ -212,3 +215,81 @@ async def test_nobody_else_can_say_that_something_has_fired() -> None:
     await schedule.passes(1_000)
     assert schedule.fired()[-1].body == b"1000"
     await broker.stop()
+
+
+# --- how large a body may be ---------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+async def limited(**limits: int) -> Schedule:
+    """Return a schedule with topics that take bodies of so many bytes."""
+    schedule = await Schedule.of(await open_broker())
+    for name, limit in limits.items():
+        await schedule.ask("topic.create", topic=name, message_bytes_max=limit)
+    return schedule
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+async def test_the_limit_of_the_target_holds_and_is_named(compression: str | None) -> None:
+    schedule = await limited(small=10, large=8 * MIB)
+    packed = {"compression": compression}
+    with pytest.raises(MessageTooLarge, match="of 11 bytes is too large: topic 'small' takes 10"):
+        await schedule.add(1_000, topic="small", bodies=[b"x" * 11], **packed)
+    with pytest.raises(MessageTooLarge, match="of 11 bytes is too large: topic 'small' takes 10"):
+        await schedule.add(
+            1_000, 1_000, topic=["large", "small"], bodies=[b"x" * 100, b"x" * 11], **packed
+        )
+    with pytest.raises(MessageTooLarge, match=f"topic 'large' takes {8 * MIB}"):
+        await schedule.add(1_000, topic="large", bodies=[b"x" * (8 * MIB + 1)], **packed)
+    with pytest.raises(MessageTooLarge, match=f"topic 'new' takes {4 * MIB}"):
+        await schedule.add(1_000, topic="new", bodies=[b"x" * (4 * MIB + 1)], **packed)
+    assert schedule.broker.status()["scheduled"] == 0
+    assert "new" not in schedule.broker.catalogue.by_name
+    await schedule.add(
+        1_000, 1_000, topic=["large", "small"], bodies=[b"x" * 11, b"x" * 10], **packed
+    )
+    await schedule.passes(1_000)
+    assert [len(one.body) for one in schedule.fired("small")] == [10]
+    await schedule.broker.stop()
+
+
+async def test_a_raised_limit_holds_for_what_is_scheduled_from_the_log_and_from_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_parts(monkeypatch, tail=2)
+    schedule = await limited(large=8 * MIB)
+    bodies = [bytes([number]) * (8 * MIB) for number in range(3)]
+    for body in bodies:
+        await schedule.add(DAY_MS, topic="large", bodies=[body])
+    await schedule.settled()
+    assert schedule.broker.status()["schedule_runs"]
+    await schedule.passes(DAY_MS)
+    assert [one.body for one in schedule.fired("large")] == bodies
+    await schedule.broker.stop()
+
+
+async def test_the_limit_of_the_target_holds_for_a_recurring_message() -> None:
+    schedule = await limited(small=10)
+    fields = {"name": "tick", "topic": "small", "every_ms": 1_000}
+    with pytest.raises(MessageTooLarge, match="of 11 bytes is too large: topic 'small' takes 10"):
+        await schedule.ask("recurring.set", body=base64.b64encode(b"x" * 11).decode(), **fields)
+    assert (await schedule.ask("recurring.list"))["recurring"] == []
+    await schedule.ask("recurring.set", body=base64.b64encode(b"x" * 10).decode(), **fields)
+    await schedule.broker.stop()
+
+
+async def test_what_was_accepted_fires_after_its_topic_got_a_lower_limit() -> None:
+    schedule = await limited(orders=100)
+    number = await schedule.add(1_000, bodies=[b"x" * 100])
+    moved = await schedule.add(1_000, bodies=[b"y" * 100])
+    body = base64.b64encode(b"z" * 100).decode()
+    await schedule.ask("recurring.set", name="tick", topic="orders", every_ms=1_000, body=body)
+    await schedule.ask("topic.change", topic="orders", message_bytes_max=10)
+    assert (await schedule.move(moved, 500))["state"] == "moved"
+    for _ in range(2):
+        await schedule.passes(1_000)
+    assert [one.body[:1] for one in schedule.fired()] == [b"y", b"x", b"z", b"z"]
+    assert number in schedule.numbers()
+    assert await schedule.refused(1_000, bodies=[b"x" * 11]) == "message_too_large"
+    await schedule.broker.stop()

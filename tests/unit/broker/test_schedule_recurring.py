@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -74,6 +75,89 @@ async def test_runs_that_were_missed_are_one_catch_up_or_none_as_configured() ->
     await schedule.broker.stop()
 
 
+@pytest.mark.parametrize("has_fired_before", [False, True])
+async def test_the_latest_of_the_missed_runs_is_the_one_that_is_made_up_for(
+    *, has_fired_before: bool
+) -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    schedule = await opened(disk=disk, clock=clock)
+    await ticking(schedule, every_ms=60_000)
+    if has_fired_before:
+        await schedule.passes(60_000)
+    fired = len(dues(schedule))
+    await schedule.broker.stop()
+    clock.advance(DAY_MS + 1_000)
+    latest_ms = clock.now_ms() // 60_000 * 60_000
+    for _ in range(2):
+        # A second start finds the same: the run that was made up for has fired.
+        schedule = await opened(disk=disk, clock=clock)
+        await schedule.settled()
+        assert dues(schedule)[fired:] == [latest_ms]
+        assert schedule.broker.scheduling.waiting_count == 1
+        await schedule.broker.stop()
+
+
+async def test_a_crash_between_a_run_and_the_next_still_makes_up_for_the_latest() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    schedule = await opened(disk=disk, clock=clock)
+    await ticking(schedule, every_ms=60_000)
+    # The run fires, and the power is cut before the next one is stored.
+    recurring = schedule.broker.scheduling.intake.deciding.recurring
+    setattr(recurring, "fired", lambda uniques: None)  # noqa: B010
+    await schedule.passes(60_000)
+    assert len(dues(schedule)) == 1
+    schedule.broker.fail(RuntimeError("the power was cut"))
+    disk.crash()
+    clock.advance(DAY_MS)
+    schedule = await opened(disk=disk, clock=clock)
+    await schedule.settled()
+    assert dues(schedule)[1:] == [clock.now_ms() // 60_000 * 60_000]
+    await schedule.broker.stop()
+
+
+async def test_a_change_answers_with_the_next_run_of_the_changed_schedule() -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    schedule = await opened(disk=disk, clock=clock)
+    begin_ms = clock.now_ms()
+    fields = {"name": "tick", "topic": "ticks", "body": BODY}
+    first = await schedule.ask("recurring.set", **fields, every_ms=3_000, start_ms=begin_ms)
+    assert first["next_at_ms"] == begin_ms + 3_000
+    told = await schedule.ask("recurring.set", **fields, every_ms=HOUR_MS, start_ms=begin_ms)
+    assert told["next_at_ms"] == begin_ms + HOUR_MS
+    (listed,) = (await schedule.ask("recurring.list"))["recurring"]
+    assert listed["next_at_ms"] == begin_ms + HOUR_MS
+    # What was answered is durable: a crash right after it brings nothing of the old one back.
+    schedule.broker.fail(RuntimeError("the power was cut"))
+    disk.crash()
+    schedule = await opened(disk=disk, clock=clock)
+    await schedule.passes(60_000)
+    assert dues(schedule) == []
+    (waiting,) = (await schedule.ask("schedule.list"))["scheduled"]
+    assert waiting["due_at_ms"] == begin_ms + HOUR_MS
+    await schedule.broker.stop()
+
+
+async def test_what_is_listed_while_a_change_is_under_way_is_the_changed_schedule() -> None:
+    schedule = await opened()
+    begin_ms = schedule.clock.now_ms()
+    await ticking(schedule, every_ms=3_000, start_ms=begin_ms)
+    scheduling = schedule.broker.scheduling
+    async with scheduling.lock:  # so the run that waits cannot be cancelled yet
+        changing = asyncio.create_task(
+            schedule.ask(
+                "recurring.set", name="tick", topic="ticks", body=BODY, every_ms=HOUR_MS,
+                start_ms=begin_ms,
+            )
+        )  # fmt: skip
+        await until(lambda: scheduling.state.recurring["tick"].every_ms == HOUR_MS)
+        other = await Schedule.of(schedule.broker)
+        (listed,) = (await other.ask("recurring.list"))["recurring"]
+        assert listed["next_at_ms"] == begin_ms + HOUR_MS
+        assert not changing.done()
+    assert (await changing)["next_at_ms"] == begin_ms + HOUR_MS
+    await schedule.broker.stop()
+
+
 @pytest.mark.parametrize("operations", range(0, 60, 2))
 async def test_a_crash_at_any_point_neither_loses_nor_doubles_a_run(
     monkeypatch: pytest.MonkeyPatch, operations: int
@@ -109,7 +193,7 @@ async def test_what_is_changed_while_it_fires_still_has_one_run_that_waits() -> 
     await ticking(schedule, every_ms=60_000)
     for turn in range(20):
         # The change is asked for in the very moment in which a run is due.
-        schedule.clock.advance(60_000)
+        schedule.advance(60_000)
         schedule.broker.scheduling.wake()
         await schedule.ask(
             "recurring.set", name="tick", topic="ticks", body=BODY, every_ms=60_000 + turn

@@ -244,6 +244,19 @@ async def test_what_is_scheduled_is_copied_to_the_schedule() -> None:
         assert (shown["state"], shown["topic"], shown["at_ms"]) == ("waiting", "orders", due)
 
 
+async def test_a_copy_to_the_schedule_is_held_to_the_limit_of_its_target() -> None:
+    async with opened() as broker:
+        operator = await Operator.of(broker)
+        await operator.ask("topic.create", topic="small", message_bytes_max=1)
+        due = broker.clock.now_ms() + HOUR_MS
+        # The body of the eleventh has two characters.
+        topics = ["orders"] * 10 + ["small"]
+        await operator.publish("staged", 11, topics=topics, due_at_ms=[due] * 11)
+        with pytest.raises(MessageTooLarge, match="topic 'small' takes 1"):
+            await copy(operator, target="@schedule")
+        assert (await operator.ask("status"))["scheduled"] == 0
+
+
 async def test_who_asked_for_a_copy_is_who_published_it() -> None:
     async with opened() as broker:
         operator = await Operator.of(broker)

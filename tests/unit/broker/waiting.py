@@ -111,11 +111,16 @@ class Schedule:
 
     async def passes(self, ms: int) -> None:
         """Let time pass, and everything happen that is due then."""
-        self.clock.advance(ms)
-        for session in self.broker.sessions:
-            # Nobody fell silent: a day has no length here.
-            session.last_heard_ms = session.last_frame_ms = self.clock.monotonic_ms()
+        self.advance(ms)
         await self.settled()
+
+    def advance(self, ms: int) -> None:
+        """Move the clock. Nobody fell silent meanwhile: a day has no length here."""
+        self.clock.advance(ms)
+        # What a session sends is dated by the last tick, which may be as old as the whole test.
+        self.broker.now_monotonic_ms = self.clock.monotonic_ms()
+        for session in self.broker.sessions:
+            session.last_heard_ms = session.last_frame_ms = self.clock.monotonic_ms()
 
     async def settled(self) -> None:
         """Return when nothing is due that has not fired, and nothing is left to build or merge."""

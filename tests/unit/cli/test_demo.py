@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(
     tmp_path: Path,

@@ -41,7 +41,9 @@ def test_a_group_is_created_as_it_was_asked_for(onward: Onward):
     assert (group["mode"], group["backlog"], group["lease_ms"]) == ("ordered", 2, 120_000)
     assert group["filter"] == {"tags_any": ["a", "b"], "tags_all": ["c"], "headers": {"x": "y=z"}}
     assert (group["tenants"], group["key_rate"], group["priorities"]) == ({"acme": 2.5}, 3, True)
-    assert record(onward("group", "show", "made-by", "--json")) == group
+    shown = record(onward("group", "show", "made-by", "--json"))
+    assert shown.pop("counts")["ready"] == 2
+    assert shown == group
 
 
 def test_groups_are_listed_for_people_and_for_machines(onward: Onward):
@@ -141,10 +143,33 @@ def test_a_group_is_paused_and_resumed(onward: Onward):
     assert record(onward("group", "resume", "stopping", "--json"))["paused"] is False
 
 
+def test_a_group_can_expire_when_it_is_idle(onward: Onward):
+    onward("publish", "controlled", "0")
+    made = record(onward("group", "create", "ctl", "controlled", "--expires-idle", "1h", "--json"))
+    assert made["expires_idle_ms"] == 3_600_000
+    assert "expires when idle for  1h" in text(onward("group", "show", "ctl"))
+    changed = onward("group", "change", "ctl", "--expires-idle", "0", "--json")
+    assert record(changed)["expires_idle_ms"] == 0
+
+
+def test_a_topic_that_a_group_is_created_with_is_said_or_refused(onward: Onward):
+    refused = onward("group", "create", "careful", "misspelt", "--no-create")
+    assert refused.returncode != 0
+    assert b"topic 'misspelt' does not exist" in refused.stderr
+    assert onward("topics", "show", "misspelt").returncode != 0
+    assert onward("group", "show", "careful").returncode != 0
+    assert onward("group", "create", "careless", "misspelt").stderr == b"created topic 'misspelt'\n"
+    again = onward("group", "create", "careful", "misspelt", "--no-create")
+    assert (again.returncode, again.stderr) == (0, b"")
+
+
 def test_a_member_is_taken_out_and_let_in_again(onward: Onward):
     onward("publish", "membered", "0")
     onward("group", "create", "members", "membered")
-    onward("group", "member", "members", "ann", "--offline")
+    unknown = onward("group", "member", "members", "ann", "--offline")
+    assert unknown.returncode != 0
+    assert b"group 'members' has no member 'ann'" in unknown.stderr
+    onward("group", "member", "members", "ann", "--offline", "--force")
     assert record(onward("group", "show", "members", "--json"))["offline"] == ["ann"]
     assert text(onward("group", "member", "members", "ann", "--online")).endswith("online\n")
     assert onward("group", "member", "members", "ann").returncode == 2
@@ -160,6 +185,31 @@ def test_a_reset_counts_first_and_does_nothing_without_a_yes(onward: Onward):
     assert b"3 messages to deliver?" in refused.stderr
     done = onward("group", "reset", "resetting", "--to", "1", "--topic", "again", "--yes")
     assert text(done) == "2 messages will be delivered to resetting\n"
+
+
+def test_a_group_is_shown_with_what_is_ready_and_scheduled(onward: Onward):
+    onward("publish", "awaited", "a", "b")
+    onward("publish", "awaited", "later", "--delay", "1h")
+    onward("group", "create", "waiters", "awaited")
+    shown = text(onward("group", "show", "waiters"))
+    rows = dict(line.split(maxsplit=1) for line in shown.splitlines() if len(line.split()) == 2)
+    assert (rows["ready"], rows["leased"], rows["retrying"], rows["scheduled"]) == tuple("2001")
+    counts = record(onward("group", "show", "waiters", "--json"))["counts"]
+    assert (counts["scheduled"], counts["is_exact"]) == (1, True)
+
+
+def test_what_is_ready_and_scheduled_is_purged_after_a_question(onward: Onward):
+    onward("publish", "flooded", "a", "b", "c")
+    onward("publish", "flooded", "later", "--delay", "1h")
+    onward("group", "create", "sink", "flooded")
+    purge = ("group", "purge", "sink", "--topic", "flooded")
+    assert text(onward(*purge, "--dry-run")) == "would purge 3 messages\n"
+    refused = onward(*purge)
+    assert refused.returncode == 2
+    assert b"purge 3 messages of group 'sink'" in refused.stderr
+    assert text(onward(*purge, "--yes")) == "purged 3 messages\n"
+    assert text(onward(*purge, "--scheduled", "--yes")) == "purged 1 message\n"
+    assert text(onward("schedule", "list", "--topic", "flooded", "--json")) == ""
 
 
 def test_messages_are_skipped_and_replayed_by_their_ids(onward: Onward):

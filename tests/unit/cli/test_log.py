@@ -1,7 +1,9 @@
 """`onward log`: what people see of a log, sound and damaged."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +202,71 @@ def test_a_folder_without_a_log_is_said_and_left_alone(tmp_path: Path, capsys: C
     assert run(["log", "check", str(tmp_path)]) == ExitCode.FAILED
     assert "there is no log in" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def carried(tmp_path: Path) -> Path:
+    """A log whose retention has carried two dead letters over, of which nothing else is left."""
+    path = tmp_path / "carried"
+    log = LogSettings(folder=str(path), preallocate_bytes=0, retention_ms=1_000)
+    with onward.connect_sync(f"file:{path}", settings=Settings(log=log)) as mq:
+        mq.create_topic("kept", retention="1h")
+        mq.publish("kept", "zero")
+        mq.publish_many("orders", ["bad" * 9_000, "worse" * 9_000])
+        with mq.consume("orders", group="work") as consumer:
+            for delivery in consumer.fetch(2, wait="10s"):
+                delivery.reject("no such order")
+        deadline_s = time.monotonic() + 60
+        while mq.topic("orders").carried < 2:
+            assert time.monotonic() < deadline_s
+            # A topic that ends makes the broker look for space at once.
+            mq.create_topic("brief")
+            mq.delete_topic("brief")
+            time.sleep(0.2)
+    return path
+
+
+def carried_entry(folder: Path, capsys: Captured) -> dict[str, Any]:
+    assert run(["log", "dump", str(folder), "--json", "--bodies"]) == ExitCode.OK
+    entries = map(json.loads, capsys.readouterr().out.splitlines())
+    found: dict[str, Any] = next(entry for entry in entries if entry["kind"] == "carried")
+    return found
+
+
+def test_a_dump_shows_what_outlives_retention(carried: Path, capsys: Captured):
+    entry = carried_entry(carried, capsys)
+    assert (entry["name"], entry["count"]) == ("orders", 2)
+    assert [(one["offset"], one["body"][:5]) for one in entry["messages"]] == [
+        (0, "badba"),
+        (1, "worse"),
+    ]
+    assert run(["log", "dump", str(carried), "--topic", "orders"]) == ExitCode.OK
+    assert "orders: 2 messages from 0 on" in capsys.readouterr().out
+
+
+def test_a_repair_gives_up_damaged_messages_that_outlived_retention_and_nothing_else(
+    carried: Path, capsys: Captured, caplog: pytest.LogCaptureFixture
+):
+    entry = carried_entry(carried, capsys)
+    *_, segment = (one for one in sorted(carried.glob("*.log")) if int(one.stem) <= entry["index"])
+    with segment.open("r+b") as file:
+        file.seek(entry["position"] + 5_000)
+        file.write(b"\xff" * 9)
+    assert run(["log", "check", str(carried)]) == ExitCode.CORRUPTION
+    assert run(["log", "repair", str(carried), "--yes", "--accept-loss"]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "the log is sound" in said
+    assert run(["log", "check", str(carried)]) == ExitCode.OK
+    capsys.readouterr()
+    address = ["--address", f"file:{carried}"]
+    assert run(["dead", "redrive", "work", "--yes", *address]) == ExitCode.OK
+    counted, gone = capsys.readouterr().out.splitlines()
+    assert counted == "0 dead letters redriven"
+    assert gone.startswith("2 cannot be redriven: the message is gone from the log (`onward dead")
+    with onward.connect_sync(f"file:{carried}") as mq:
+        assert [message.body for message in mq.read("kept")] == [b"zero"]
+        assert mq.group("work").dead == 2
+        with caplog.at_level("WARNING", "onward.client"):
+            assert mq.redrive("work") == 0
+        assert "group 'work': 2 dead letters cannot be redriven" in caplog.text
+        assert mq.purge("work") == 2

@@ -14,6 +14,8 @@ import pytest
 
 import onward as client
 
+from .conftest import PROGRAM
+
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
@@ -279,6 +281,7 @@ def test_headers_that_are_no_base64_are_refused(onward: Onward):
     assert b"line 1: headers_base64 'a' is not base64" in done.stderr
 
 
+@pytest.mark.slow
 def test_raw_bytes_are_refused_on_a_terminal_and_nowhere_else(address: str, tmp_path: Path):
     program = [sys.executable, "-c", "from onward.cli import main; main()"]
     publish = [*program, "publish", "raw", "--address", address, "\x1b]0;title\x07"]
@@ -297,3 +300,44 @@ def test_raw_bytes_are_refused_on_a_terminal_and_nowhere_else(address: str, tmp_
         os.close(terminal)
     piped = subprocess.run(read, capture_output=True, check=True, cwd=tmp_path)
     assert piped.stdout == b"\x1b]0;title\x07"
+
+
+def test_priority_and_tenant_are_published_and_read_back(onward: Onward) -> None:
+    done = onward("publish", "ranked", "x", "--priority", "9", "--tenant", "acme")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(onward("read", "ranked", "--json").stdout)
+    assert (record["priority"], record["tenant"]) == (9, "acme")
+    line = json.dumps({"body": "y"}).encode()
+    onward("publish", "ranked", "--json-lines", "--priority", "3", given=line)
+    assert json.loads(onward("read", "ranked", "--from", "1", "--json").stdout)["priority"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("read", "o", "--from", "9" * 23), b"there is no offset 99999999999999999999999"),
+        (
+            ("topics", "create", "o", "--message-bytes-max", "99GiB"),
+            b"_max' is at most",
+        ),
+        (("topics", "create", "o", "--lifetime", "1s"), b"a topic lives at least 10s"),
+        (("read", "o", "--count", "abc"), b"'abc' is not a number"),
+        (("explain", "@schedule/0"), b"no message was ever scheduled as '@schedule/0'"),
+    ],
+)
+def test_a_number_that_is_out_of_range_is_told_its_limit(
+    onward: Onward, arguments: tuple[str, ...], text: bytes
+) -> None:
+    done = onward(*arguments)
+    assert done.returncode != 0
+    assert text in done.stderr
+    assert b"not understood" not in done.stderr
+
+
+def test_completion_is_offered_to_the_shell() -> None:
+    environ = {**os.environ, "_ONWARD_COMPLETE": "bash_source"}
+    script = subprocess.run(PROGRAM, env=environ, capture_output=True, check=True).stdout
+    assert b"complete -o nosort" in script
+    environ |= {"_ONWARD_COMPLETE": "bash_complete", "COMP_WORDS": "onward pub", "COMP_CWORD": "1"}
+    words = subprocess.run(PROGRAM, env=environ, capture_output=True, check=True).stdout
+    assert words == b"plain,publish\n"

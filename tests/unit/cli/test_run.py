@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from onward import App, connect_sync
 from onward.cli import workers
 from onward.cli.run_app import command, load_app
 from onward.cli.workers import WORKER_VARIABLE, Workers
+from onward.client import signals
 
 WAIT_S = 60
 # The command by itself: nothing here depends on how the command line finds it.
@@ -92,10 +95,10 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(shop: Path) -> None:
 # --- as a process ------------------------------------------------------------------------------
 
 
-def start(shop: Path, address: str, **environ: str) -> subprocess.Popen[bytes]:
+def start(shop: Path, address: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
     with (shop / "run.lines").open("wb") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "shop:app", "--address", address],
+            [sys.executable, "-c", PROGRAM, "shop:app", "--address", address, *options],
             cwd=shop, stderr=stderr, stdin=subprocess.PIPE, env={**os.environ, **environ},
         )  # fmt: skip
 
@@ -123,6 +126,8 @@ def test_it_consumes_until_a_signal_and_leaves_with_zero(
         process.communicate()
     said = (shop / "run.lines").read_text()
     assert "shop:app starts: charge (billing)" in said
+    assert re.search(r"'charge' consumes orders as member '\S+' of group 'billing'", said)
+    assert "stopping" in said
     assert "shop:app stopped" in said
 
 
@@ -139,6 +144,127 @@ def test_a_worker_ends_by_itself_when_its_parent_is_gone(shop: Path, address: st
         process.kill()
         process.wait()
     assert "the parent is gone" in (shop / "run.lines").read_text()
+
+
+def run_to_end(shop: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    program = "from onward.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "run", *arguments],
+        cwd=shop, capture_output=True, text=True, timeout=WAIT_S, check=False,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "last_line"),
+    [
+        ("def inner():\n    1 / 0\n\ninner()\n", "ZeroDivisionError: division by zero"),
+        ("import no_such_thing\n", "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("app = = 7\n", "SyntaxError: invalid syntax"),
+        ("import onward\napp = onward.App()\n@app.consumer('', group='g')\ndef f(body): ...\n",
+         "InvalidName"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_users_module_is_shown_with_their_own_lines_alone(
+    shop: Path, module: str, last_line: str
+) -> None:
+    (shop / "boom.py").write_text(module)
+    ended = run_to_end(shop, "boom:app")
+    assert ended.returncode == 1
+    assert last_line in ended.stderr
+    assert f'File "{shop}/boom.py", line' in ended.stderr
+    assert "error: 'boom:app' cannot be imported: see above" in ended.stderr
+    for ours in ("onward/cli", "onward/client", "click", "importlib"):
+        assert ours not in ended.stderr
+
+
+CONFIGURED = """
+import logging
+logging.basicConfig(level=logging.DEBUG, format="MINE %(levelname)s %(name)s %(message)s")
+"""
+
+
+def end_after_a_bill(shop: Path, address: str, *options: str) -> str:
+    process = start(shop, address, *options)
+    try:
+        with connect_sync(address) as mq:
+            mq.publish("orders", options[-1] if options else "plain")
+        wait_for_bill(address, "mail")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    return (shop / "run.lines").read_text()
+
+
+def test_the_logging_that_a_program_configures_holds(shop: Path, address: str) -> None:
+    (shop / "shop.py").write_text(CONFIGURED + SHOP)
+    lines = [line for line in end_after_a_bill(shop, address).splitlines() if "onward" in line]
+    assert lines
+    assert all(line.startswith("MINE ") for line in lines)
+    assert any(line.startswith("MINE DEBUG onward.app 'charge': orders/") for line in lines)
+
+
+def test_a_level_can_be_chosen(shop: Path, address: str) -> None:
+    assert "'charge': orders/" in end_after_a_bill(shop, address, "--log-level", "debug")
+    assert end_after_a_bill(shop, address, "--log-level", "error") == ""
+
+
+def test_it_says_that_it_waits_for_a_broker(shop: Path) -> None:
+    process = start(shop, "localhost:1")
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while "no broker at localhost:1 yet, trying again" not in read_lines(shop):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+SLOW = """
+import asyncio
+from onward import App
+
+app = App("nowhere:1")
+
+
+@app.consumer("naps", group="sleeper")
+async def nap(body: str) -> None:
+    await app.publish("bills", f"{body} began")
+    await asyncio.sleep(600)
+"""
+
+
+def test_ctrl_c_says_what_it_waits_for_and_the_second_one_leaves(shop: Path, address: str) -> None:
+    (shop / "shop.py").write_text(SLOW)
+    process = start(shop, address)
+    try:
+        with connect_sync(address) as mq:
+            mq.publish("naps", "a nap")
+        assert wait_for_bill(address, "mail") == "a nap began"
+        with connect_sync(address) as mq:
+            (member,) = mq.group("sleeper").members
+        assert (member.function, member.pid) == ("nap", process.pid)
+        process.send_signal(signal.SIGINT)
+        wanted = "stopping: waits for 1 call, at most 30s; press again to leave at once"
+        deadline = time.monotonic() + WAIT_S
+        while wanted not in read_lines(shop):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(signals.SAME_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_lines(shop: Path) -> str:
+    return (shop / "run.lines").read_text()
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -247,6 +373,32 @@ def test_an_app_that_asks_for_what_is_wrong_ends_with_two_and_says_why(
         process.kill()
         process.communicate()
     assert "shop:app cannot run: " in (shop / "run.lines").read_text()
+
+
+def test_a_group_with_other_settings_ends_all_workers_with_its_own_code_and_apply_changes_it(
+    shop: Path, address: str
+) -> None:
+    changed = SHOP.replace(
+        '"orders", group="billing"', '"sums", group="ledger", retry="1s,2s,3s,4s"'
+    )
+    (shop / "shop.py").write_text(changed)
+    with connect_sync(address) as mq:
+        mq.create_group("ledger", "sums", retry="1s,2s,3s")
+    ended = run_to_end(shop, "shop:app", "--workers", "2", "--address", address)
+    assert ended.returncode == 7
+    assert "run `onward group change ledger --retry 1s,2s,3s,4s`" in ended.stderr
+    assert "onward run shop:app --apply" in ended.stderr
+    assert "the next one starts" not in ended.stderr
+    process = start(shop, address, "--apply")
+    try:
+        with connect_sync(address) as mq:
+            mq.publish("sums", "applied")
+        assert wait_for_bill(address, "mail") == f"applied by {process.pid}"
+    finally:
+        process.kill()
+        process.communicate()
+    with connect_sync(address) as mq:
+        assert mq.group("ledger").retry.limit == 5
 
 
 async def test_workers_that_do_not_listen_are_ended(tmp_path: Path) -> None:

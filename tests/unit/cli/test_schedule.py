@@ -1,6 +1,7 @@
 """`onward schedule`, `onward recurring` and `onward publish --delay`, as a user types them."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -227,3 +228,25 @@ def test_what_the_broker_refuses_is_one_clear_line(
     done = onward(*arguments)
     assert (done.returncode, done.stdout) == (1, b"")
     assert text in done.stderr.decode()
+
+
+def test_a_recurring_schedule_is_shown_with_its_body(onward: Onward, topic: str):
+    name = f"show-{topic}"
+    onward(
+        "recurring", "set", name, topic, '{"id": 7}', "--every", "10m", "--tag", "a", "--key", "k"
+    )
+    shown = onward("recurring", "show", name).stdout.decode()
+    for row in (
+        r"topic +" + topic,
+        r"when +every 10m",
+        r"key +k",
+        r"tags +a",
+        r'body +\{"id": 7\}',
+    ):
+        assert re.search(f"(?m)^{row}$", shown), row
+    (record,) = records(onward("recurring", "show", name, "--json"))
+    assert (record["name"], record["body"]) == (name, '{"id": 7}')
+    missing = onward("recurring", "show", "nobody")
+    assert missing.returncode == 1
+    assert b"there is no recurring schedule 'nobody'" in missing.stderr
+    onward("recurring", "delete", name, "--yes")

@@ -1,10 +1,12 @@
 """`onward serve` as a process: what it says, how it ends, and that it loads only what it needs."""
 
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,26 +14,28 @@ from typing import Any
 import pytest
 
 import onward
+from onward.cli import run
 
 Serving = Callable[..., Any]  # of Served, in conftest.py
 
 
-def test_it_says_what_it_is_and_how_to_try_it(serving: Serving):
+def test_it_says_what_it_is_and_where(serving: Serving):
     served = serving()
     address = served.wait_ready()
     assert served.stop() == 0
     lines = served.said.splitlines()
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info     \S", line) for line in lines)
+    moment = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+    assert all(re.match(moment + r" info     \S", line) for line in lines)
     said = "\n".join(lines)
     for part in (
         f"onward {onward.__version__} starts", f"folder {served.folder}", "durability disk",
-        f"pid {served.process.pid}", f"listening on {address}", "onward publish orders hello",
+        f"pid {served.process.pid}", f"listening on {address}", "settings from no file",
         "stopped",
     ):  # fmt: skip
         assert part in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_stops_in_order_when_it_is_told_to(serving: Serving, number: int):
     served = serving()
     served.wait_ready()
@@ -114,3 +118,43 @@ def test_it_loads_neither_rich_nor_other_commands():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_events_are_json_for_collectors(serving: Serving):
+    served = serving("--server.log-format", "json")
+    served.wait_ready()
+    assert served.stop() == 0
+    events = [json.loads(line) for line in served.said.splitlines()]
+    assert {event["level"] for event in events} == {"info"}
+    assert set(events[0]) == {"at", "level", "logger", "text"}
+
+
+def test_the_level_of_events_is_a_setting(serving: Serving, tmp_path: Path):
+    path = tmp_path / "socket"
+    served = serving("--server.log-level", "warning", "--server.unix-socket", str(path))
+    while not path.exists():
+        time.sleep(0.02)
+    assert served.stop() == 0
+    assert served.said == ""
+
+
+def test_a_log_folder_that_is_a_file_is_named(serving: Serving, tmp_path: Path):
+    (tmp_path / "small.toml").touch()
+    served = serving("--log.folder", str(tmp_path / "small.toml"))
+    assert served.process.wait(20) == 2
+    assert "small.toml' is a file, not a folder" in served.said
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--log.durability", "turbo", "'turbo': expected one of memory, interval, disk, quorum"),
+        ("--log.segment-bytes-max", "1TiB", "'1TiB': expected int <= 2GiB"),
+        ("--server.heartbeat-ms", "1ms", "'1ms': expected int >= 100ms"),
+    ],
+)
+def test_a_wrong_setting_is_told_what_it_may_be(
+    option: str, value: str, expected: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run(["serve", "--config", "/dev/null", option, value]) == 2
+    assert expected in capsys.readouterr().err

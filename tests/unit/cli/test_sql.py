@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from onward import cli
-from onward.cli.sql import distinct, named
+from onward.cli.sql import distinct, named, queries_in
 
 
 def test_rows_are_printed_in_one_way_only(capsys: pytest.CaptureFixture[str]):
@@ -41,3 +41,16 @@ def test_columns_of_the_same_name_are_all_shown():
 )
 def test_every_value_of_spark_can_be_said_in_json(value: object, said: object):
     assert named(["it"], [value]) == {"it": said}
+
+
+def test_queries_end_with_a_semicolon_that_is_in_no_text_or_comment():
+    lines = ["select 1; select 'a;", "b' -- not; here", ", 2 /* nor; here */;;", "select 3\n"]
+    wanted = ["select 1", "select 'a;\nb' -- not; here\n, 2 /* nor; here */", "select 3"]
+    assert list(queries_in(lines)) == wanted
+    assert list(queries_in(["", " ; ", ""])) == []
+
+
+def test_at_a_prompt_an_empty_line_ends_a_query_and_a_word_leaves():
+    lines = ["select 1", "from topics", "", "select 'exit'", "", "exit", "select 9;"]
+    assert list(queries_in(lines, is_person=True)) == ["select 1\nfrom topics", "select 'exit'"]
+    assert list(queries_in(["\\q", "select 9;"], is_person=True)) == []

@@ -1,6 +1,7 @@
 """`onward top`: what two samples show, and the screen of a real broker."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,13 @@ def test_rates_are_what_changed_between_two_samples():
     assert (first["oldest"], first["members"]) == ("1m", 1)
     assert second["group"] == "audit"
     assert view.members[0]["acked/s"] == 20.0
+
+
+def test_the_first_line_sums_up_the_broker(onward: Onward):
+    onward("publish", "orders", "x", "--delay", "1h")
+    said = onward("top", "--once", "--interval", "100ms").stdout.decode()
+    assert re.search(r"published \S+/s   done \S+/s   backlog \d+   dead \d+   scheduled", said)
+    assert "disk free" in said
 
 
 def test_leases_that_ran_out_are_a_warning():

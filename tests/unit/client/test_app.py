@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,7 +23,7 @@ from onward.client import signals
 from onward.client.app_run import AppRun
 from onward.client.delivery import Delivery
 from onward.client.groups import DeadLetterDescription
-from onward.errors import InvalidRequest, NotConnected, UnknownGroup
+from onward.errors import Conflict, InvalidRequest, NotConnected, UnknownGroup
 
 from .calling import calling
 
@@ -177,6 +179,124 @@ async def test_what_is_cancelled_inside_a_function_is_its_failure_not_the_end_of
     assert causes == {"CancelledError", "SystemExit: 3"}
 
 
+async def cancel_at_once() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancel_later() -> None:
+    """Fail, and have the task cancelled while its answer is on the way."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)
+    raise ValueError("cancelled after its end")
+
+
+async def cancel_without_waiting() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise ValueError("still to be cancelled")
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+@pytest.mark.parametrize(
+    ("cancel", "cause"),
+    [
+        (cancel_at_once, "CancelledError"),
+        (cancel_later, "ValueError: cancelled after its end"),
+        (cancel_without_waiting, "ValueError: still to be cancelled"),
+    ],
+)
+async def test_a_function_that_cancels_its_own_task_has_failed_and_blocks_no_key(
+    caplog: pytest.LogCaptureFixture,
+    batch: int | None,
+    cancel: Callable[[], Awaitable[None]],
+    cause: str,
+) -> None:
+    app, settled = App(), Settled()
+
+    async def charge(delivery: Delivery) -> None:
+        if delivery.text == "bad":
+            await cancel()
+
+    async def charge_list(deliveries: list[Delivery]) -> None:
+        await charge(*deliveries)
+
+    app.consumer("orders", group="billing", ordered=True, retry="fixed:0s:3", batch=batch)(
+        charge_list if batch else charge
+    )
+    async with working(app, on_settled=settled) as (mq, run):
+        await mq.publish_many("orders", ["bad", "behind it"], keys=["ann", "ann"])
+        await until(lambda: len(settled.rows) == 4)
+        assert await backlog_of(mq, "billing") == 0
+        assert run.is_idle
+        (letter,) = await dead_of(mq, "billing")
+    assert settled.rows == [("orders/0", "retried", cause)] * 3 + [("orders/1", "acked", "")]
+    assert (letter.attempts, letter.cause) == (3, cause)
+    assert "failed with orders/0" in caplog.text
+
+
+class Odd(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("kind", [Odd, GeneratorExit, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_whatever_a_function_raises_is_an_attempt_and_others_go_on(
+    kind: type[BaseException], is_async: bool
+) -> None:
+    app, settled = App(), Settled()
+
+    async def charge(body: str) -> None:
+        if body == "bad":
+            raise kind
+
+    def charge_in_a_thread(body: str) -> None:
+        if body == "bad":
+            raise kind
+
+    app.consumer("orders", group="billing", retry="fixed:0s:3")(
+        charge if is_async else charge_in_a_thread
+    )
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish_many("orders", ["bad", "good"])
+        await until(lambda: len(settled.rows) == 4)
+        (letter,) = await dead_of(mq, "billing")
+        assert await backlog_of(mq, "billing") == 0
+    assert (letter.id, letter.attempts) == ("orders/0", 3)
+    assert letter.cause.endswith(kind.__name__)
+
+
+INTERRUPTED = """
+import asyncio, os, signal, time
+from onward import App
+
+app = App("memory:")
+
+@app.on_start
+async def begin():
+    await app.publish("orders", b"x")
+
+@app.consumer("orders", group="billing")
+async def charge(body: bytes):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+asyncio.new_event_loop().run_until_complete(app.run(signals=False))
+"""
+
+
+def test_a_real_ctrl_c_inside_a_function_ends_a_program_that_does_not_handle_signals() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=WAIT_S, check=False
+    )
+    assert process.returncode == -signal.SIGINT
+    assert b"KeyboardInterrupt" in process.stderr
+
+
 async def test_a_function_may_settle_its_message_itself() -> None:
     app, settled, done = App(), Settled(), asyncio.Event()
 
@@ -209,7 +329,7 @@ async def test_an_answer_that_comes_too_late_is_a_warning_and_nothing_else(
         await until(lambda: len(settled.rows) == 2)
         assert await backlog_of(mq, "billing") == 0
     assert [row[1] for row in settled.rows] == ["lost", "acked"]
-    assert "'charge' was too late with orders/0" in caplog.text
+    assert "orders/0 was done by 'charge', but its lease had been lost by then" in caplog.text
 
 
 # --- how functions are called ------------------------------------------------------------------
@@ -692,6 +812,26 @@ async def test_a_consumer_whose_group_is_deleted_ends_the_app_with_the_error() -
 # --- what is logged ----------------------------------------------------------------------------
 
 
+async def test_a_failed_attempt_is_logged_with_its_number_and_when_it_comes_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, settled = App(), Settled()
+
+    @app.consumer("orders", group="billing", retry="fixed:2s:4")
+    async def charge(body: bytes) -> None:
+        raise ValueError
+
+    @app.consumer("orders", group="audit", retry="none")
+    async def note(body: bytes) -> None:
+        raise ValueError
+
+    async with working(app, on_settled=settled) as (mq, _):
+        await mq.publish("orders", b"x")
+        await until(lambda: len(settled.rows) == 2)
+    assert "'charge' failed with orders/0, attempt 1 of 4, again in 2s" in caplog.text
+    assert "'note' failed with orders/0, attempt 1 of 1, the last one" in caplog.text
+
+
 async def test_every_dead_letter_is_logged_with_its_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -767,6 +907,78 @@ def test_options_that_a_consumer_can_have_are_taken_as_they_are() -> None:
     assert app.works[0].options == options
 
 
+async def test_a_group_that_has_other_settings_refuses_the_app_with_the_command_that_helps() -> (
+    None
+):
+    app = App()
+
+    @app.consumer("mails", group="mailer", retry="1s,2s,3s,4s", lease="1m")
+    async def send(body: bytes) -> None: ...
+
+    async with connect("memory:") as mq:
+        await mq.create_group("mailer", "mails", retry="1s,2s,3s", lease="30s")
+        async with app.running(mq) as run:
+            with pytest.raises(Conflict, match="has retry 1s,2s,3s, not 1s,2s,3s,4s") as caught:
+                await run.run()
+        assert caught.value.command == "onward group change mailer --retry 1s,2s,3s,4s --lease 1m"
+        assert (await mq.group("mailer")).retry.limit == 4
+
+
+@pytest.mark.parametrize("where", ["app", "consumer"])
+async def test_with_apply_the_code_decides_how_a_group_is(where: str) -> None:
+    app, seen = App(apply=where == "app"), []
+
+    @app.consumer("mails", group="mailer", retry="1s,2s,3s,4s", apply=where == "consumer")
+    async def send(body: bytes) -> None:
+        seen.append(body)
+
+    async with connect("memory:") as mq:
+        await mq.create_group("mailer", "mails", retry="1s,2s,3s", lease="1m")
+        async with mq.consume("mails", group="mailer"), app.running(mq) as run:
+            running = asyncio.ensure_future(run.run())
+            await run.joined()
+            group = await mq.group("mailer")
+            run.stop()
+            await running
+        assert (group.retry.limit, group.lease_ms) == (5, 60_000)
+
+
+async def test_the_mode_of_a_group_with_members_is_not_applied() -> None:
+    app = App(apply=True)
+
+    @app.consumer("mails", group="mailer", ordered=True)
+    async def send(body: bytes) -> None: ...
+
+    async with connect("memory:") as mq, mq.consume("mails", group="mailer"):
+        async with app.running(mq) as run:
+            with pytest.raises(Conflict, match="its mode changes when it has none") as caught:
+                await run.run()
+        # It helps to wait: so a supervisor starts it again.
+        assert caught.value.command == ""
+
+
+async def test_a_member_that_comes_back_takes_its_group_as_it_is_by_then() -> None:
+    async with (
+        calling() as (mq, cable, _),
+        mq.consume("orders", group="billing", lease="1m") as consumer,
+    ):
+        await mq.change_group("billing", lease="10s")
+        cable.cut()
+        await mq.publish("orders", b"x")
+        async with asyncio.timeout(WAIT_S):
+            (delivery,) = await consumer.take()
+        await delivery.ack()
+        assert consumer.lease_ms == 10_000
+
+
+def test_two_functions_that_give_their_group_different_settings_are_refused() -> None:
+    app = App()
+    app.consumer("a", group="g", retry="none", credit=3)(lambda body: None)
+    app.consumer("b", group="g", lease="1m", credit=4)(lambda body: None)
+    with pytest.raises(InvalidRequest, match="give it different settings: 'retry'"):
+        app.consumer("c", group="g", retry="fixed:1s")(lambda body: None)
+
+
 def test_two_functions_on_one_topic_in_one_group_are_refused() -> None:
     app = App()
     app.consumer("orders", group="billing")(lambda body: None)
@@ -819,3 +1031,11 @@ async def test_a_function_that_blocks_the_loop_is_named_in_a_warning() -> None:
     finally:
         logger.removeHandler(listening)
     assert "has blocked the event loop" in texts[0]
+
+
+async def test_a_client_may_open_before_its_broker_is_up() -> None:
+    async with connect("localhost:1", wait_for_broker=False, timeout="100ms") as mq:
+        with pytest.raises(NotConnected):
+            await mq.publish("orders", b"x")
+    async with connect("memory:", wait_for_broker=False) as mq:
+        assert (await mq.publish("orders", b"x")).offset == 0

@@ -176,5 +176,5 @@ async def test_nothing_can_be_said_of_a_lease_that_is_lost() -> None:
             await verb()
     with pytest.raises(LeaseLost):
         await batch.ack_soon()
-    batch.release_soon()
+    batch.give_back_soon()
     assert not ledger.said

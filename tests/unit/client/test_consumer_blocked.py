@@ -20,7 +20,7 @@ LEASE_MS = 60_000
 
 
 def consume(client: Client, **options: bool) -> Consumer:
-    return client.consume("orders", group="g", lease=LEASE_MS, **options)
+    return client.consume("orders", group="g", lease_ms=LEASE_MS, **options)
 
 
 async def test_what_waits_when_its_lease_is_over_is_given_back_and_not_handed_out() -> None:
@@ -103,7 +103,8 @@ async def test_a_list_of_an_app_does_not_begin_with_what_was_collected_long_ago(
 
         run = WorkRun(
             make_work(
-                function, "orders", group="g", concurrency=1, batch=2, options={"lease": LEASE_MS}
+                function, "orders", group="g", concurrency=1, batch=2,
+                options={"lease_ms": LEASE_MS},
             ),
             client=client, middleware=(), stop_ms=1_000, on_joined=lambda: None, on_settled=None,
         )  # fmt: skip

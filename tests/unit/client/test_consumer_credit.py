@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.client.credit import BUFFERED_BYTES_MAX, SINGLE_MAX, SINGLE_MIN, TAKE_ALL_BACK, Credit
+from onward.client.credit import AHEAD_MAX, BUFFERED_BYTES_MAX, TAKE_ALL_BACK, Credit
 
 
 def test_credit_is_given_when_half_of_it_is_used() -> None:
@@ -67,22 +67,58 @@ def test_what_was_on_its_way_when_credit_was_taken_back_does_not_count_twice() -
     assert credit.more(now=0) == 10
 
 
-def test_who_is_quick_gets_more_at_once_and_who_is_slow_less() -> None:
-    credit = Credit(wanted=SINGLE_MIN, is_fixed=False)
-    now = 10.0
-    credit.more(now=now)
-    for _ in range(10):
+def worked(credit: Credit, now: float, *, each_s: float, rounds: int = 10) -> float:
+    """Work on all that comes, one after the other, and wait for more; return what time it is."""
+    for _ in range(rounds):
+        credit.more(now=now, room=1)
         credit.arrived(credit.out, size=1)
-        credit.took(credit.waiting)
-        now += 0.01
-        credit.more(now=now)
-    assert credit.wanted == SINGLE_MAX
-    for _ in range(10):
-        credit.arrived(credit.out, size=1)
-        credit.took(credit.waiting)
-        now += 5
-        credit.more(now=now)
-    assert credit.wanted == SINGLE_MIN
+        credit.resumed(now=now)
+        for _ in range(credit.waiting):
+            credit.took(1)
+            now += each_s
+    credit.more(now=now, room=1)
+    return now
+
+
+def test_a_program_begins_with_one_message_and_none_ahead() -> None:
+    credit = Credit(is_fixed=False)
+    assert credit.more(now=1.0) == 0, "nobody waits"
+    assert credit.more(now=1.0, room=1) == 1
+    credit.arrived(1, size=1)
+    credit.resumed(now=1.0)
+    credit.took(1)
+    assert credit.more(now=1.0) == 0, "it is being worked on: how long is not known"
+
+
+def test_as_much_is_fetched_ahead_as_is_done_in_half_a_second() -> None:
+    credit = Credit(is_fixed=False)
+    now = worked(credit, 1.0, each_s=3.0)
+    assert credit.wanted == 0, "messages of seconds are left to others"
+    now = worked(credit, now, each_s=0.005)
+    assert 90 <= credit.wanted <= 100
+    now = worked(credit, now, each_s=0.000_001)
+    assert credit.wanted == AHEAD_MAX
+    worked(credit, now, each_s=3.0, rounds=1)
+    assert credit.wanted == 0, "it shrinks at once"
+
+
+def test_what_is_fetched_ahead_grows_step_by_step() -> None:
+    credit = Credit(is_fixed=False)
+    now = worked(credit, 1.0, each_s=0.000_001, rounds=1)
+    assert credit.wanted <= 4
+    now = worked(credit, now, each_s=0.000_001, rounds=1)
+    assert credit.wanted <= 20
+
+
+def test_several_at_a_time_get_what_they_have_room_for() -> None:
+    credit = Credit(is_fixed=False)
+    credit.work_s = 3.0
+    assert credit.more(now=1.0, room=10) == 10
+    credit.arrived(10, size=10)
+    credit.took(10)
+    assert credit.more(now=2.0) == 0
+    assert credit.more(now=3.0, room=1) == 1
+    assert credit.more(now=3.0, room=2) == 1, "one is on its way"
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 3])

@@ -11,6 +11,7 @@ from onward.client.finding import End, parse_id, read_end, stretches
 from onward.client.groups import as_names, as_ranges, make_wish, start_of
 from onward.delivery.record import StartAt
 from onward.errors import InvalidName, InvalidRequest
+from onward.message.relative import Relative
 
 
 def test_an_id_is_a_topic_and_an_offset():
@@ -37,18 +38,18 @@ def test_an_id_of_an_impossible_topic_is_refused():
     [
         (None, End()),
         (7, End(offset=7)),
-        ("10s", End(time_ms=990_000)),
-        (timedelta(seconds=10), End(time_ms=990_000)),
+        ("10s", End(time_ms=Relative(-10_000))),
+        (timedelta(seconds=10), End(time_ms=Relative(-10_000))),
         (datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC), End(time_ms=5_000)),
     ],
 )
 def test_a_search_ends_where_it_was_said(end: object, wanted: End):
-    assert read_end(end, now_ms=1_000_000) == wanted  # type: ignore[arg-type]
+    assert read_end(end) == wanted  # type: ignore[arg-type]
 
 
 def test_what_is_no_end_is_refused():
     with pytest.raises(InvalidRequest):
-        read_end(True, now_ms=0)
+        read_end(True)
 
 
 def test_near_offsets_are_read_together_and_far_ones_apart():
@@ -83,13 +84,13 @@ def test_topics_are_named_by_texts(topics: Any):
 
 
 def test_a_group_starts_where_it_was_said():
-    assert start_of("latest", now_ms=0) == "latest"
-    assert start_of(7, now_ms=0) == StartAt(offset=7)
-    assert start_of("10s", now_ms=15_000) == StartAt(time_ms=5_000)
+    assert start_of("latest") == "latest"
+    assert start_of(7) == StartAt(offset=7)
+    assert start_of("10s") == StartAt(time_ms=Relative(-10_000))
 
 
 def test_a_wish_has_only_what_was_asked_for():
-    wish = make_wish(now_ms=0, retry="fixed:10s:5", tags="a,b", tenants={"acme": 2})
+    wish = make_wish(retry="fixed:10s:5", tags="a,b", tenants={"acme": 2})
     assert wish.retry is not None
     assert wish.retry.limit == 5
     assert wish.filter is not None
@@ -101,7 +102,7 @@ def test_a_wish_has_only_what_was_asked_for():
 @pytest.mark.parametrize("asked", [{"retry": "sometimes"}, {"lease": "long"}, {"start": -1}])
 def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object]):
     with pytest.raises(InvalidRequest):
-        make_wish(now_ms=0, **asked)  # type: ignore[arg-type]
+        make_wish(**asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -120,4 +121,4 @@ def test_a_wish_of_nonsense_is_refused_before_it_is_sent(asked: dict[str, object
 )
 def test_a_wish_of_a_wrong_kind_is_told_the_choices(asked: dict[str, object], choices: str):
     with pytest.raises(InvalidRequest, match=choices):
-        make_wish(now_ms=0, **asked)  # type: ignore[arg-type]
+        make_wish(**asked)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ async def test_what_cannot_be_is_refused_with_a_clear_error(pair: Pair):
         await client.create_group("no name", "orders")
     with pytest.raises(InvalidRequest, match="policy|retry"):
         await client.create_group("other", "orders", retry="sometimes")
-    with pytest.raises(InvalidRequest, match="lease_ms"):
+    with pytest.raises(InvalidRequest, match="a lease is 1s to 1d"):
         await client.change_group("billing", lease="1ms")
     with pytest.raises(UnknownGroup):
         await client.reset_group("nobody", to="earliest")

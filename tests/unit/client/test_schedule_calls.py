@@ -68,7 +68,7 @@ async def test_a_scheduled_publish_says_when_where_and_under_which_id(trio: Trio
 async def test_scheduled_publishes_of_one_moment_travel_together_whatever_their_topics(trio: Trio):
     client, _, _ = trio
     receipts = await asyncio.gather(
-        *[client.publish(f"orders-{n % 3}", str(n), delay=3_600_000 + n) for n in range(100)]
+        *[client.publish(f"orders-{n % 3}", str(n), delay_ms=3_600_000 + n) for n in range(100)]
     )
     assert [receipt.schedule_id for receipt in receipts] == list(range(100))
     assert len({receipt.event_id for receipt in receipts}) == 1
@@ -227,7 +227,7 @@ async def test_a_scheduled_publish_that_was_not_sent_in_time_is_taken_back(trio:
     cable.pull()
     for unique in (None, "order-7"):
         with pytest.raises(NotConnected):
-            await client.publish("orders", "x", delay="1h", unique=unique, timeout=50)
+            await client.publish("orders", "x", delay="1h", unique=unique, timeout="50ms")
     cable.plug()
     assert (await client.publish("orders", "y", delay="1h")).schedule_id == 0
 
@@ -324,13 +324,13 @@ async def test_many_are_cancelled_in_pages(trio: Trio, monkeypatch: pytest.Monke
         lambda mq: mq.scheduled(1, unique="a"),
         lambda mq: mq.scheduled(-1),
         lambda mq: mq.calendar(start="2h", end="1h"),
-        lambda mq: mq.calendar(step=1),
+        lambda mq: mq.calendar(step="1ms"),
         lambda mq: mq.calendar(end="100d", step="1s"),
         lambda mq: mq.set_recurring("r", "orders", ""),
         lambda mq: mq.set_recurring("r", "orders", "", cron="* * * * *", every="1h"),
         lambda mq: mq.set_recurring("r", "orders", "", cron="99 * * * *"),
         lambda mq: mq.set_recurring("r", "orders", "", cron="* * * * *", zone="Mars/Dome"),
-        lambda mq: mq.set_recurring("r", "orders", "", every=1),
+        lambda mq: mq.set_recurring("r", "orders", "", every="1ms"),
         lambda mq: mq.set_recurring("r", "@schedule", "", every="1h"),
         lambda mq: mq.set_recurring("r r", "orders", "", every="1h"),
         lambda mq: mq.set_recurring("r", "orders", "", every="1h", headers={"a": b"b"}),
@@ -476,7 +476,7 @@ def test_threads_schedule_cancel_move_and_look_without_awaiting():
 async def test_a_fired_message_is_explained_with_who_scheduled_it_and_for_when(trio: Trio):
     client, _, _ = trio
     await client.publish("orders", "now")
-    receipt = await client.publish("orders", "x", delay=1)
+    receipt = await client.publish("orders", "x", delay="1ms")
     await until_fired(client, 1)
     origin = (await client.explain("orders/1")).scheduled
     assert origin is not None
@@ -489,7 +489,7 @@ async def test_a_fired_message_is_explained_with_who_scheduled_it_and_for_when(t
 
 async def test_a_fired_message_is_explained_when_the_log_has_left_its_entry_behind(trio: Trio):
     client, cable, _ = trio
-    receipt = await client.publish("orders", "x", delay=1)
+    receipt = await client.publish("orders", "x", delay="1ms")
     await until_fired(client, 1)
     cable.broker.catalogue.by_name["@schedule"].first_offset = 1
     life = await client.explain("orders/0")

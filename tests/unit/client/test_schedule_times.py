@@ -10,7 +10,6 @@ from onward.client.schedule_times import (
     HOUR_MS,
     MINUTE_MS,
     ahead_ms,
-    delay_ms,
     due_each,
     due_ms,
     due_of,
@@ -19,21 +18,19 @@ from onward.client.schedule_times import (
 )
 from onward.client.scheduled import schedule_id
 from onward.errors import InvalidRequest
-
-NOW_MS = 1_800_000_000_000
+from onward.message.relative import Relative
 
 
 @pytest.mark.parametrize(
     ("delay", "milliseconds"),
     [
-        ("45m", 45 * MINUTE_MS), ("0", 0), (0, 0), (1_500, 1_500), ("1500", 1_500),
+        ("45m", 45 * MINUTE_MS), ("0", 0), (0, 0),
         (timedelta(hours=2), 2 * HOUR_MS), (timedelta(0), 0), (timedelta(microseconds=1), 1),
         (timedelta(microseconds=1_001), 2), ("3650d", 3_650 * DAY_MS),
     ],
 )  # fmt: skip
 def test_a_delay_counts_from_now_and_is_never_shortened(delay: Any, milliseconds: int):
-    assert delay_ms(delay) == milliseconds
-    assert due_ms(delay, None, now_ms=NOW_MS) == NOW_MS + milliseconds
+    assert due_ms(delay, None, None) == Relative(milliseconds)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,7 @@ def test_a_delay_counts_from_now_and_is_never_shortened(delay: Any, milliseconds
 )  # fmt: skip
 def test_what_is_no_delay_is_refused_in_clear_words(delay: Any):
     with pytest.raises(InvalidRequest, match=r"delay|duration"):
-        due_ms(delay, None, now_ms=NOW_MS)
+        due_ms(delay, None, None)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_what_is_no_delay_is_refused_in_clear_words(delay: Any):
 )  # fmt: skip
 def test_a_moment_is_a_datetime_text_or_milliseconds_and_never_early(at: Any, milliseconds: int):
     assert moment_ms(at) == milliseconds
-    assert due_ms(None, at, now_ms=NOW_MS) == milliseconds
+    assert due_ms(None, None, at) == milliseconds
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_a_moment_is_a_datetime_text_or_milliseconds_and_never_early(at: Any, mi
 )  # fmt: skip
 def test_what_is_no_moment_is_refused_in_clear_words(at: Any):
     with pytest.raises(InvalidRequest, match=r"time"):
-        due_ms(None, at, now_ms=NOW_MS)
+        due_ms(None, None, at)
 
 
 def test_a_duration_given_as_a_moment_is_told_to_be_a_delay():
@@ -84,18 +81,20 @@ def test_a_duration_given_as_a_moment_is_told_to_be_a_delay():
 @pytest.mark.parametrize(("delay", "at"), [(None, None), ("1h", 7), (0, 0)])
 def test_a_time_is_a_delay_or_a_moment_and_not_both(delay: Any, at: Any):
     with pytest.raises(InvalidRequest, match="either delay or at"):
-        due_ms(delay, at, now_ms=NOW_MS)
+        due_ms(delay, None, at)
     with pytest.raises(InvalidRequest, match="either delay or at"):
-        due_each(delay, at, count=1, now_ms=NOW_MS)
+        due_each(delay, None, at, count=1)
 
 
 def test_many_messages_have_one_time_or_one_each():
-    assert due_each("1s", None, count=3, now_ms=5) == [1_005] * 3
-    assert due_each(["1s", timedelta(seconds=2), 3_000], None, count=3, now_ms=5) == [
-        1_005, 2_005, 3_005,
-    ]  # fmt: skip
-    assert due_each(None, range(3), count=3, now_ms=5) == [0, 1, 2]
-    assert due_each(None, [7, "1970-01-01T00:00:01Z"], count=2, now_ms=5) == [7, 1_000]
+    assert due_each("1s", None, None, count=3) == ("delays_ms", [1_000] * 3)
+    each = due_each(["1s", timedelta(seconds=2), 0], None, None, count=3)
+    assert each == ("delays_ms", [1_000, 2_000, 0])
+    assert due_each(None, 1_000, None, count=3) == ("delays_ms", [1_000] * 3)
+    assert due_each(None, [1, 2, 3], None, count=3) == ("delays_ms", [1, 2, 3])
+    assert due_each(None, None, range(3), count=3) == ("due_at_ms", [0, 1, 2])
+    moments = due_each(None, None, [7, "1970-01-01T00:00:01Z"], count=2)
+    assert moments == ("due_at_ms", [7, 1_000])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,26 @@ def test_many_messages_have_one_time_or_one_each():
 )  # fmt: skip
 def test_times_that_do_not_fit_the_messages_are_refused(delay: Any, at: Any):
     with pytest.raises(InvalidRequest):
-        due_each(delay, at, count=2, now_ms=NOW_MS)
+        due_each(delay, None, at, count=2)
+
+
+@pytest.mark.parametrize("delays", [60, ["1s", 60], [60.0, "1s"], "60", ["1s", "60"]])
+def test_a_bare_number_is_no_delay_of_any_message(delays: Any):
+    with pytest.raises(InvalidRequest, match='write delay="60s" or delay_ms=60'):
+        due_each(delays, None, None, count=2)
+
+
+@pytest.mark.parametrize("delays_ms", [[1, -1], [1, True], [1, 1.5], "1s", [1], ["1", "2"], -1])
+def test_delays_in_milliseconds_are_whole_numbers(delays_ms: Any):
+    with pytest.raises(InvalidRequest, match="delay_ms"):
+        due_each(None, delays_ms, None, count=2)
+
+
+def test_delays_are_given_once():
+    with pytest.raises(InvalidRequest, match="give either delay or delay_ms"):
+        due_each("1s", 1_000, None, count=2)
+    with pytest.raises(InvalidRequest, match="give either delay or delay_ms"):
+        due_ms("1s", 1_000, None)
 
 
 @pytest.mark.parametrize(
@@ -116,21 +134,21 @@ def test_times_that_do_not_fit_the_messages_are_refused(delay: Any, at: Any):
 )
 def test_a_business_key_is_text_and_only_it_is_replaced(unique: Any, replace: Any, text: str):
     with pytest.raises(InvalidRequest, match=text):
-        due_of("1h", None, unique, replace=replace, now_ms=NOW_MS)
+        due_of(("1h", None, None, unique, replace))
 
 
 def test_a_business_key_without_a_time_is_refused():
     with pytest.raises(InvalidRequest, match="say delay or at"):
-        due_of(None, None, "order-7", replace=False, now_ms=NOW_MS)
+        due_of((None, None, None, "order-7", False))
 
 
 def test_looking_ahead_takes_a_moment_or_how_far_from_now():
-    assert ahead_ms("2h", now_ms=NOW_MS) == NOW_MS + 2 * HOUR_MS
-    assert ahead_ms(timedelta(hours=2), now_ms=NOW_MS) == NOW_MS + 2 * HOUR_MS
-    assert ahead_ms("now", now_ms=NOW_MS) == NOW_MS
-    assert ahead_ms(7, now_ms=NOW_MS) == ahead_ms("7", now_ms=NOW_MS) == 7
+    assert ahead_ms("2h") == Relative(2 * HOUR_MS)
+    assert ahead_ms(timedelta(hours=2)) == Relative(2 * HOUR_MS)
+    assert ahead_ms("now") == Relative(0)
+    assert ahead_ms(7) == ahead_ms("7") == 7
     with pytest.raises(InvalidRequest):
-        ahead_ms("whenever", now_ms=NOW_MS)
+        ahead_ms("whenever")
 
 
 @pytest.mark.parametrize("span_ms", [1, MINUTE_MS, HOUR_MS, DAY_MS, 30 * DAY_MS, 3_650 * DAY_MS])

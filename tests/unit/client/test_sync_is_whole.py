@@ -42,7 +42,16 @@ PAIRS = [
     Pair(
         Consumer,
         SyncConsumer,
-        only_asynchronous={"still_ours": "for the App, which lets lists wait inside the loop"},
+        only_asynchronous={
+            "unstarted": "for the App, which lets lists wait inside the loop",
+            "returned": "for the App, which lets lists wait inside the loop",
+            "start": "for the App, which lets lists wait inside the loop",
+            "name_function": "for the App, which calls functions",
+            "retry_policy": "for the App, which says when a call comes again",
+            "pace": "for the App, which knows how many functions run",
+            "note_work": "for the App, which knows how many functions run",
+            "more_room": "for the App, which knows how many functions run",
+        },
         renamed={"aclose": "close"},
     ),
     Pair(
@@ -59,13 +68,16 @@ PAIRS = [
         SyncDeliveryBatch,
         only_asynchronous={
             **dict.fromkeys(("expires_at_ms", "lease_ms", "renew_soon", "renewed"), LEASES),
-            **dict.fromkeys(("lose", "lose_ranges", "lost", "has_lost"), LEASES),
+            **dict.fromkeys(("lose", "lose_ranges", "lost", "has_lost", "keep_only"), LEASES),
             **dict.fromkeys(("entries_bytes", "granted", "grants", "open", "taken"), RECEIVED),
-            **dict.fromkeys(("again", "number", "wanted_by"), RECEIVED),
+            **dict.fromkeys(("again", "number", "topic_number", "wanted_by"), RECEIVED),
             **dict.fromkeys(("held", "ack_range", "ack_range_soon", "renew_for"), BY_RANGE),
-            **dict.fromkeys(("retry_range", "settle_range"), BY_RANGE),
+            **dict.fromkeys(("retry_range", "settle_range", "settle_soon"), BY_RANGE),
+            **dict.fromkeys(("retry_one_soon",), BY_RANGE),
             **dict.fromkeys(("acking", "ack_one_soon"), IN_LOOP),
-            **dict.fromkeys(("release_soon", "release_ranges_soon"), IN_LOOP),
+            **dict.fromkeys(
+                ("give_back_soon", "release_last_soon", "release_ranges_soon"), IN_LOOP
+            ),
         },
     ),
     Pair(Reader, SyncReader, only_asynchronous={"wanted": "iterating does it, here as there"}),

@@ -115,11 +115,21 @@ def test_what_a_fork_has_taken_over_is_ready_in_it():
 
 def test_a_changed_record_keeps_what_the_group_has_done():
     groups = some_groups()
-    groups.change(GroupRecord("g1", topics=("a", "c"), paused=True))
+    groups.change(GroupRecord("g1", topics=("a", "b", "c"), paused=True))
     group = groups.by_name["g1"]
     assert (group.record.paused, group.shares["a"].cursor) == (True, 3)
     assert names(groups.of_topic("c")) == ["g1"]
     assert names(groups.of_topic("b")) == ["g1"]
+
+
+def test_a_record_without_a_topic_removes_what_the_group_had_of_it():
+    groups = some_groups()
+    groups.change(GroupRecord("g1", topics=("a", "c")))
+    group = groups.by_name["g1"]
+    assert (list(group.shares), group.shares["a"].cursor) == (["a"], 3)
+    assert names(groups.of_topic("b")) == []
+    groups.apply(row("acked", "g1", "b", (0, 100)))
+    assert list(group.shares) == ["a"]
 
 
 def test_a_deleted_group_is_gone_and_its_name_is_free_again():

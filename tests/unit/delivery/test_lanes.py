@@ -253,6 +253,7 @@ def live(asked: dict[str, object], life_steps: list[tuple[str, object]]) -> None
     life.end()
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=300)
 @given(record_settings, st.lists(steps, min_size=12, max_size=60))
 def test_any_combination_chooses_what_the_model_chooses(
@@ -261,6 +262,7 @@ def test_any_combination_chooses_what_the_model_chooses(
     live(asked, life_steps)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=150)
 @given(record_settings, st.lists(steps, min_size=12, max_size=60))
 def test_sweeping_at_every_chance_changes_no_choice(

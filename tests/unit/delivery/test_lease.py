@@ -149,3 +149,22 @@ def test_a_lease_of_a_quadrillion_messages_costs_as_little_as_one():
     lease = leases.grant("ann", SHARES["a"], [(0, huge, 1)], now_ms=0, lease_ms=100)
     assert leases.settle(lease.id, 5, huge, member="ann") == [(5, huge)]
     assert leases.count == 5
+
+
+def test_what_was_started_is_told_from_what_was_only_delivered() -> None:
+    leases = Leases()
+    share = Share("orders", start=0)
+    lease = leases.grant("ann", share, [(0, 10, 1)], now_ms=0, lease_ms=100, reports=True)
+    assert (lease.started, lease.unstarted) == ([], [(0, 10)])
+    lease.start(2, 4)
+    lease.start(6, 7)
+    leases.settle(lease.id, 0, 3, member="ann")
+    assert (lease.started, lease.unstarted) == ([(3, 4), (6, 7)], [(4, 6), (7, 10)])
+    lease.start(0, 10)
+    assert (lease.started, lease.unstarted) == ([(3, 10)], [])
+
+
+def test_all_that_a_member_holds_counts_as_started_that_never_reports() -> None:
+    lease = Leases().grant("ann", Share("orders", start=0), [(0, 9, 1)], now_ms=0, lease_ms=100)
+    lease.start(2, 4)
+    assert (lease.started, lease.unstarted) == ([(0, 9)], [])

@@ -193,15 +193,15 @@ def test_what_is_too_old_moves_the_first_offset_and_segments_that_are_new_are_no
     last_ms = sealed[-1].last_time_ms
     end = sealed[-1].sealed.summary_of(1).end_offset  # type: ignore[union-attr]
     keeps = {1: Keep(1_000, 0, 0), 2: Keep(0, 0, 0)}
-    assert expired(sealed, keeps, now_ms=last_ms + 1_001) == {1: end}
-    assert expired(sealed, {1: Keep(1_000, 0, end)}, now_ms=last_ms + 1_001) == {}
+    assert expired(sealed, keeps, unfinished={}, now_ms=last_ms + 1_001) == {1: end}
+    assert expired(sealed, {1: Keep(1_000, 0, end)}, unfinished={}, now_ms=last_ms + 1_001) == {}
     looked: list[Segment] = []
     monkeypatch.setattr(Segment, "summaries", lambda segment: looked.append(segment) or iter(()))
-    assert expired(sealed, {1: Keep(10**15, 0, 0)}, now_ms=last_ms) == {}
+    assert expired(sealed, {1: Keep(10**15, 0, 0)}, unfinished={}, now_ms=last_ms) == {}
     assert len(looked) <= 1
-    assert expired(sealed, {1: Keep(0, 0, 0)}, now_ms=last_ms) == {}
+    assert expired(sealed, {1: Keep(0, 0, 0)}, unfinished={}, now_ms=last_ms) == {}
     assert len(looked) <= 1
-    assert expired(sealed, {1: Keep(0, 1, 0)}, now_ms=last_ms) == {}
+    assert expired(sealed, {1: Keep(0, 1, 0)}, unfinished={}, now_ms=last_ms) == {}
     assert len(looked) >= len(sealed)
 
 

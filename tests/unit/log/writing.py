@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onward.log.checkpoint import Checkpoint, write_checkpoint
 from onward.log.disk import Disk
-from onward.log.index import RowsFile, write_rows
 from onward.log.log import Log, LogLimits
 from onward.log.recovery import Opened, open_log
 from onward.log.segment import Segment
@@ -55,14 +54,11 @@ class Writer:
         tail = self.log.tail
         if tail.new.count:
             tail.freeze_rows()
-        paths = [tail.run_path(number) for number in range(len(tail.runs))]
+        plan = tail.plan_runs()
         tail.sync()
-        for number, (path, run) in enumerate(zip(paths, tail.runs, strict=True)):
-            if not isinstance(run, RowsFile):
-                write_rows(self.disk, path, first_index=tail.first_index, sources=[run])
-                tail.runs[number] = RowsFile.open(self.disk, path)
+        tail.runs = list(self.log.write_runs(tail, plan))
         state = " ".join(f"{topic}:{offset}" for topic, offset in self.next.items()).encode()
-        log, names = self.log, [path.rsplit("/", 1)[-1] for path in paths]
+        log, names = self.log, [run.name for run in plan]
         write_checkpoint(
             self.disk, FOLDER,
             Checkpoint(

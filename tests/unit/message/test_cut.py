@@ -106,6 +106,7 @@ def wanted_ranges(draw: st.DrawFn, end: int) -> list[Range]:
     return pairs if draw(st.booleans()) else pairs[::2]
 
 
+@pytest.mark.slow
 @settings(SLOWLY, max_examples=100)
 @given(st.data())
 def test_a_cut_holds_every_wanted_message_as_it_was(data: st.DataObject) -> None:
@@ -117,6 +118,7 @@ def test_a_cut_holds_every_wanted_message_as_it_was(data: st.DataObject) -> None
     assert all(before[offset] == one for offset, one in after.items()), "nothing is made up"
 
 
+@pytest.mark.slow
 @settings(SLOWLY, max_examples=40)
 @given(st.data())
 def test_one_cutter_for_many_cuts_gives_what_new_ones_give(data: st.DataObject) -> None:

@@ -4,7 +4,9 @@ from onward.errors import InvalidName
 from onward.message.names import check_group_name, check_member_name, check_topic_name
 
 
-@pytest.mark.parametrize("name", ["a", "orders.eu-1", "A_b", "...", "-", "x" * 128])
+@pytest.mark.parametrize(
+    "name", ["a", "orders.eu-1", "A_b", "...", "-", "x" * 128, "a@b", "a@", "celery@host.pidbox"]
+)
 def test_a_name_of_allowed_characters_is_returned_as_it_is(name: str) -> None:
     assert check_topic_name(name) == name
     assert check_group_name(name) == name
@@ -59,7 +61,7 @@ def test_a_system_topic_is_allowed_only_to_the_system() -> None:
         check_group_name("@schedule")
 
 
-@pytest.mark.parametrize("name", ["@", "@@a", "@..", "a@b"])
+@pytest.mark.parametrize("name", ["@", "@@a", "@..", "a@b c"])
 def test_the_rest_of_a_system_name_follows_the_same_rules(name: str) -> None:
     with pytest.raises(InvalidName):
         check_topic_name(name, system=True)

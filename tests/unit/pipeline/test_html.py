@@ -122,3 +122,34 @@ def test_a_page_of_very_many_groups_shows_those_in_need_and_counts_all():
     assert "<h1>1 not settled</h1>" in page
     assert f"of {LINES_MAX + 11} pairs of topic and group" in page
     assert page.count("<td>orders</td>") == LINES_MAX
+
+
+def test_the_backlog_is_not_called_missing_and_is_listed_as_ranges():
+    lines = [GroupLine("orders", "billing", Verdicts(acked=7, undelivered=50_001))]
+    found = [Found("orders", 50_000, "billing", 0, last=100_000)]
+    page = render(report(lines=lines, undelivered=found))
+    assert "<span>Not delivered yet</span><b>50,001</b>" in page
+    assert "orders/50000 to orders/100000" in page
+    assert "<h2>Missing" not in page
+    assert "are listed" not in page, "all of them are"
+
+
+def test_the_last_label_of_the_time_axis_is_inside_the_picture():
+    for count in (7, 8, 120):
+        bars = [Bar(n * 1_000, Verdicts(acked=1)) for n in range(count)]
+        page = render(report(bars=bars, bar_ms=1_000))
+        places = [float(x) for x in re.findall(r"<text x=([\d.]+) y=\d+ text-anchor=middle>", page)]
+        assert max(places) <= 1_000 - 30
+
+
+def test_the_scale_of_the_chart_ends_close_above_its_highest_bar():
+    page = render(report(bars=[Bar(0, Verdicts(acked=405_000))]))
+    assert ">440k</text>" in page
+    assert ">800k</text>" not in page
+
+
+def test_the_foot_names_the_node_the_version_and_the_options():
+    page = render(report(node="n-7", version="1.2.3", options="orders --slow 5s"))
+    foot = page.split("<footer>")[1]
+    for word in ("n-7", "1.2.3", "onward pipeline reconcile orders --slow 5s", "localhost:7700"):
+        assert word in foot

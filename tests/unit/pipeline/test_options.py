@@ -6,6 +6,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from onward.errors import InvalidName, InvalidRequest
 from onward.pipeline.options import (
     EARLIEST,
+    KAFKA_NAMES,
     LATEST,
     OPTION_NAMES,
     Bound,
@@ -124,3 +125,26 @@ def test_arguments_of_python_become_options_of_spark():
         "topicPattern": "x.*", "failOnDataLoss": "false", "columns": "offset,key",
     }  # fmt: skip
     assert set(spark_options({"max_rows_per_trigger": 1, "on_data_loss": "skip"})) < {*OPTION_NAMES}
+
+
+def test_names_of_kafkas_connector_mean_the_same_here():
+    ours = source_options(
+        {"servers": "a:1", "topic": "orders", "maxRowsPerTrigger": "7", "maxRowsPerPartition": "3"}
+    )
+    theirs = {
+        "kafka.bootstrap.servers": "a:1", "subscribe": "orders", "maxOffsetsPerTrigger": "7",
+        "maxRecordsPerPartition": "3", "includeHeaders": "true",
+    }  # fmt: skip
+    assert source_options(theirs) == source_options(CaseInsensitiveDict(theirs)) == ours
+    assert source_options({"subscribePattern": "o.*"}).pattern == "o.*"
+    assert "headers" not in (read(includeHeaders="false").columns or ("headers",))
+    found = read(startingOffsets='{"orders": {"0": 12}}').start
+    assert found == Bound(offsets={"orders": 12})
+    assert set(KAFKA_NAMES.values()) <= set(OPTION_NAMES)
+
+
+def test_an_option_and_its_other_name_together_are_an_error():
+    with pytest.raises(InvalidRequest, match="option 'topic' is given twice, by two of its names"):
+        read(subscribe="refunds")
+    with pytest.raises(InvalidRequest, match="is an offset, 'earliest' or 'latest'"):
+        read(startingOffsets='{"orders": {"0": 12, "1": 3}}')

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onward.message.batch import encode_batch
-from onward.protocol.deliveries import ack_frame, delivery_head
+from onward.protocol.deliveries import ack_frame, delivery_head, recall_frame
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import Durability, publish_head, published_frame
 
@@ -46,6 +46,10 @@ def test_the_delivery_in_the_protocol_document_is_what_is_sent() -> None:
 
 def test_the_ack_in_the_protocol_document_is_what_is_sent() -> None:
     assert shown("protocol.md", "ack") == ack_frame(4, 3, [(9, 100, 103)]).hex(" ")
+
+
+def test_the_recall_in_the_protocol_document_is_what_is_sent() -> None:
+    assert shown("protocol.md", "recall") == recall_frame(3, 5).hex(" ")
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -23,6 +23,7 @@ def test_sound_bytes_are_taken_by_the_fuzz_target() -> None:
     FUZZ["_batch"](batch[2:], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
     reason="atheris is not installed; the seeded run above was done instead",

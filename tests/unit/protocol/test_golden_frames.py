@@ -31,7 +31,10 @@ def frames_in(name: str) -> list[Frame]:
     return receiver.received(len(stream))
 
 
-FILES = ["frames_client.bin", "frames_broker.bin", "frames_member.bin", "frames_deliveries.bin"]
+FILES = [
+    "frames_client.bin", "frames_broker.bin", "frames_member.bin", "frames_deliveries.bin",
+    "frames_starting.bin", "frames_recalling.bin", "frames_times.bin",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

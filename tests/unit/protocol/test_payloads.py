@@ -48,6 +48,7 @@ JSON_DECODERS = [
 number = st.integers(0, 2**63 - 1)
 
 
+@pytest.mark.slow
 @given(st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True), st.sampled_from(Durability))
 def test_the_front_of_a_publish_comes_back(topic: str, durability: Durability) -> None:
     batch = b"batch" * 3
@@ -129,12 +130,12 @@ def test_what_is_not_json_is_a_protocol_error(
         (b'{"topic": "t", "from": "now", "credit_bytes": 1}', r"\$.from"),
         (b'{"topic": "t", "from": {}, "credit_bytes": 1}', "exactly one of"),
         (b'{"topic": "t", "from": {"offset": 1, "time_ms": 1}, "credit_bytes": 1}', "exactly one"),
-        (b'{"topic": "t", "from": {"offset": -1}, "credit_bytes": 1}', r"\$.from.offset"),
+        (b'{"topic": "t", "from": {"offset": -1}, "credit_bytes": 1}', "'offset' is at least"),
         (b'{"topic": "t", "from": {"offset": 1%s}, "credit_bytes": 1}' % (b"0" * 5000), "READ"),
         (b'{"topic": "t", "from": {"ofset": 1}, "credit_bytes": 1}', "ofset"),
         (b'{"topic": "t", "from": "latest"}', "credit_bytes"),
         (b'{"topic": "t", "from": "latest", "credit_bytes": 1.5}', r"\$.credit_bytes"),
-        (b'{"topic": "t", "from": "latest", "credit_bytes": -1}', r"\$.credit_bytes"),
+        (b'{"topic": "t", "from": "latest", "credit_bytes": -1}', "'credit_bytes' is at least"),
     ],
 )
 def test_a_read_that_is_not_understood_is_the_clients_to_change(payload: bytes, why: str) -> None:

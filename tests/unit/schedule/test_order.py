@@ -278,6 +278,7 @@ def test_a_tail_goes_back_and_forth() -> None:
     assert (tail.head(), tail.count, len(tail.take_until(END_MS, 9))) == (None, 0, 0)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=15)
 @given(st.integers(0, 2**32))
 def test_decades_fire_as_a_heap_would_fire_them(seed: int) -> None:

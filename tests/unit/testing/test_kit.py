@@ -180,11 +180,6 @@ async def test_dead_letters_are_those_of_all_groups_that_have_some() -> None:
             await k.dead(group="caches")
 
 
-async def test_a_topic_that_nobody_consumes_has_no_outcome() -> None:
-    async with kit(shop()) as k:
-        assert (await k.deliver("refunds", b"x")).groups == {}
-
-
 async def test_what_is_not_settled_in_time_is_named() -> None:
     app, may_end = App(), asyncio.Event()
 
@@ -207,7 +202,7 @@ async def test_a_failed_assertion_comes_out_as_it_is() -> None:
 async def test_an_app_that_cannot_join_says_why() -> None:
     app = App()
     app.consumer("orders", group="billing", mode="exclusive", refuse=True)(lambda body: None)
-    app.consumer("refunds", group="billing", mode="ordered")(lambda body: None)
+    app.consumer("refunds", group="billing", refuse=True)(lambda body: None)
     with pytest.raises(Conflict):
         async with kit(app):
             raise AssertionError("never entered")
@@ -315,3 +310,71 @@ def test_the_schedule_fires_without_async_too() -> None:
         k.advance("1m")
         assert got == ["later"]
         assert k.now() == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+
+
+def test_dead_letters_of_a_topic_are_those_of_the_groups_that_consume_it() -> None:
+    app = App()
+
+    @app.consumer("mails", group="mailer", retry="none")
+    async def send(body: str) -> None:
+        raise ValueError(body)
+
+    @app.consumer("orders", group="billing", retry="none")
+    async def charge(body: str) -> None:
+        raise ValueError(body)
+
+    with kit(app) as k:
+        k.deliver("mails", "a")
+        k.deliver("orders", "b")
+        assert [letter.id for letter in k.dead("mails")] == ["mails/0"]
+        assert {letter.id for letter in k.dead()} == {"mails/0", "orders/0"}
+
+
+def test_a_topic_that_no_function_takes_is_an_error() -> None:
+    app = App()
+
+    @app.consumer("mails", group="mailer")
+    async def send(body: str) -> None: ...
+
+    with kit(app) as k:
+        with pytest.raises(InvalidRequest, match="'mailz'; did you mean 'mails'"):
+            k.deliver("mailz", "a")
+        with pytest.raises(InvalidRequest, match="no function of this app consumes"):
+            k.dead("mailz")
+        assert not k.mq.has_topic("mailz")
+
+
+def test_what_was_acked_says_in_which_attempt() -> None:
+    app, failures = App(), [Retry("not now", after="1s", count=False), ValueError("no")]
+
+    @app.consumer("mails", group="mailer", retry="1s,1s")
+    async def send(body: str) -> None:
+        if body == "bad" and failures:
+            raise failures.pop(0)
+
+    with kit(app) as k:
+        assert k.deliver("mails", "good")["mailer"].attempt == 1
+        uncounted = k.deliver("mails", "bad")["mailer"]
+        assert (uncounted.did, uncounted.attempt) == ("retried", 1)
+        k.advance("1s")
+        failed = k.outcome("mails/1")["mailer"]
+        assert (failed.did, failed.attempt) == ("retried", 1)
+        k.advance("1s")
+        acked = k.outcome("mails/1")["mailer"]
+        assert (acked.did, acked.attempt) == ("acked", 2)
+
+
+def test_a_run_of_a_recurring_schedule_is_explained_by_its_name() -> None:
+    app = App()
+
+    @app.recurring("report", cron="0 9 * * *", body="daily")
+    @app.consumer("reports", group="reporter")
+    async def report(body: str) -> None: ...
+
+    with kit(app) as k:
+        k.mq.publish("reports", "late", delay="2h")
+        k.advance("1d")
+        lives = [k.mq.explain(f"reports/{offset}") for offset in (0, 1)]
+        origins = [life.scheduled.recurring for life in lives if life.scheduled is not None]
+        assert origins == ["", "report"]
+        assert "scheduled by the recurring schedule 'report' at" in "\n".join(lives[1].lines())

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from onward.client.sync import SyncClient
-from onward.client.topics import Duration, TopicDescription, duration_ms
+from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
+from onward.durations import Duration, duration_ms
 from onward.errors import (
     AlreadyExists,
     Conflict,
@@ -38,12 +39,12 @@ from onward.errors import (
     UnknownTopic,
 )
 from onward.pipeline import runs
-from onward.pipeline.failure import plain
 from onward.pipeline.lake import Lake, check_lake, lake_folder, open_lake
 from onward.pipeline.lake_files import archive_stretch, check_there
 from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same, origin_of
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
+from onward.pipeline.tasks import parallelism_of, run_tasks
 from onward.pipeline.window import choose_topics
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def archive(
         )  # fmt: skip
         job.begin()
         if follow:
-            job.follow(gather_ms=duration_ms(gather), stop=stop or _never)
+            job.follow(gather_ms=duration_ms(gather, "gather"), stop=stop or _never)
         else:
             job.finish(stop=stop or _never)
         done = job.done()
@@ -232,6 +233,7 @@ class _Archive:
         wanted: Sequence[str], group: str, rows_per_file: int, rows_max: int | None, run: runs.Run,
     ) -> None:  # fmt: skip
         self._spark = spark
+        self._cores = parallelism_of(spark)
         self._mq = mq
         self._lake = lake
         self._place = place
@@ -325,7 +327,7 @@ class _Archive:
             ]
         return plan(
             topics, state, rows_per_file=self._rows_per_file,
-            cores=self._spark.sparkContext.defaultParallelism,
+            cores=self._cores,
             rows_max=None if self._rows_max is None else self._rows_max - self._rows,
         )  # fmt: skip
 
@@ -334,11 +336,7 @@ class _Archive:
         if not work.stretches:
             return []
         task = partial(archive_stretch, self._place, str(self._lake.folder))
-        tasks = self._spark.sparkContext.parallelize(work.stretches, len(work.stretches))
-        try:
-            files = [file for some in tasks.map(task).collect() for file in some]
-        except Exception as error:
-            raise plain(error) or error from error
+        files = [file for some in run_tasks(self._spark, task, work.stretches) for file in some]
         check_there(self._lake, files)
         return files
 
@@ -420,7 +418,7 @@ class _Archive:
             time.sleep(wait_ms / 1000)
             return
         try:
-            self._mq.topic_ends(ends, wait=wait_ms)
+            self._mq.topic_ends(ends, wait_ms=wait_ms)
         except (UnknownTopic, TopicEnded):
             return  # the next look is at those that are still there
 

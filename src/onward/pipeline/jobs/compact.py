@@ -18,14 +18,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onward.client.topics import Duration, duration_ms
 from onward.clock import SystemClock
+from onward.durations import Duration, duration_ms
 from onward.errors import InvalidRequest
 from onward.pipeline import runs
-from onward.pipeline.failure import plain
 from onward.pipeline.lake import Lake, open_lake, said_plainly
 from onward.pipeline.lake_files import check_there, merge_files
 from onward.pipeline.lake_state import LakeFile, LakeState
+from onward.pipeline.tasks import run_tasks
 from onward.pipeline.window import choose_topics
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def compact(
     """
     if bytes_min < 1:
         raise InvalidRequest("bytes_min is a number of bytes from 1 on")
-    grace_ms = duration_ms(grace)
+    grace_ms = duration_ms(grace, "grace")
     opened = open_lake(lake)
     state = opened.state()
     chosen = choose_topics({*state.files, *state.gaps}, topics)
@@ -151,11 +151,7 @@ def _merge(
     spark: SparkSession, lake: Lake, work: Sequence[tuple[LakeFile, ...]]
 ) -> list[LakeFile]:  # fmt: skip
     """Let tasks write the larger files; none of them counts yet."""
-    tasks = spark.sparkContext.parallelize(work, len(work))
-    try:
-        merged = tasks.map(partial(merge_files, str(lake.folder))).collect()
-    except Exception as error:
-        raise plain(error) or error from error
+    merged = run_tasks(spark, partial(merge_files, str(lake.folder)), work)
     files = [file for some in merged for file in some]
     check_there(lake, files)
     return files

@@ -7,10 +7,12 @@ Each message that was published in the window is held against each group that co
     settled    acked, filtered or skipped: the group is done with it
     dead       the group gave up on it
     retrying   it failed, or was replayed, and comes again
-    missing    nothing is known of it: it waits, or a member has it right now
+    undelivered  it waits, or a member has it right now: no outcome, and the group is not past it
+    missing    the group is past it, and no outcome is known: it is lost
     before     it is older than the group's start: not its business, and not counted
 
-`slow` and `repeated` (acked again without a replay) are counted beside that. A broadcast has no
+`slow` and `repeated` (acked again without a replay) are counted beside that; what an archive or a
+stream of Spark acked is never slow, for it works in batches. A broadcast has no
 acks: it is named, not checked. Where the trace no longer reaches back to the window, what lies
 below a group's cursor counts as settled, unless it is one of its dead letters, and the report says
 so. What retention took and no lake has is `unchecked`, unless a later message or the trace shows
@@ -27,16 +29,18 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+import onward
 from onward.client.groups import GroupDescription
 from onward.client.sync import SyncClient
-from onward.client.topics import Duration, duration_ms
 from onward.clock import SystemClock
+from onward.durations import Duration, duration_ms, format_duration
 from onward.errors import InvalidRequest
 from onward.pipeline import runs, views
 from onward.pipeline.html import render
 from onward.pipeline.lake_read import is_cut as is_read_cut
 from onward.pipeline.lake_read import read
 from onward.pipeline.place import Place, open_client
+from onward.pipeline.progress import MEMBER as SPARK
 from onward.pipeline.report import (
     LISTED_MAX,
     Bar,
@@ -52,6 +56,8 @@ from onward.pipeline.window import Moment, choose_groups, choose_topics, window_
 from onward.pipeline.window import Window as Stretch
 
 SLOW = "1m"
+ARCHIVE = "archive"
+"""How the names of members begin that are archives."""
 BARS_MAX = 120
 PAIRS_MAX = 100_000
 BURIED_MAX = 1_000_000
@@ -80,6 +86,7 @@ class Reconciled(NamedTuple):
     repeated: int
     unchecked: int
     """Messages that may be of the window and are gone; of a topic, not once per group."""
+    undelivered: int = 0
     lines: tuple[GroupLine, ...] = ()
     report: Report | None = None
 
@@ -126,12 +133,13 @@ def reconcile(
     """
     now_ms = SystemClock().now_ms()
     window = window_of(since, until, now_ms=now_ms)
-    slow_ms = duration_ms(slow)
+    slow_ms = duration_ms(slow, "slow")
     with runs.using(run, place, job="reconcile", topics=list(topics)) as told:
         with open_client(place, name="spark-reconcile") as mq:
             born_at_ms = {one.topic: one.created_at_ms for one in mq.topics()}
             names = choose_topics(born_at_ms, topics)
             pairs, notes = find_pairs(mq, names, groups)
+            node = str(mq.status().get("node", ""))
         with _kept(_messages(spark, place, names, window, lake, named=topics)) as messages:
             # After the read is planned: what is gone by then is all that it can miss.
             gone = find_gone(place, names, window, lake)
@@ -158,7 +166,8 @@ def reconcile(
         page = found._replace(
             servers=place.servers, since_ms=window.since_ms, until_ms=window.until_ms,
             made_at_ms=now_ms, published=published, gone=tuple(gone),
-            notes=tuple(notes),
+            notes=tuple(notes), node=node, version=onward.__version__,
+            options=_said(topics, groups, since, until, lake, slow_ms),
         )  # fmt: skip
         result = _result(page)
         if report is not None:
@@ -333,7 +342,7 @@ def judge(
 ) -> DataFrame:
     """Return one row for each message and group that has to do with it, with its verdict.
 
-    Columns: topic, group, offset, published_ms, verdict (settled, retrying, dead, missing), did,
+    Columns: topic, group, offset, published_ms, verdict (a field of Verdicts, or settled), did,
     at_ms, member, cause, failures, repeats, and took_ms from the publish to the ack.
     """
     spark = messages.sparkSession
@@ -360,7 +369,9 @@ def judge(
     ).when(passed, "settled")
     if trust_cursor:
         verdict = verdict.when(F.expr("offset < cursor"), "settled")
-    judged = told.withColumn("verdict", verdict.otherwise("missing")).where("verdict <> 'before'")
+    # The cursors were asked for before the trace was read: below them it tells of everything.
+    verdict = verdict.when(F.expr("offset >= cursor"), "undelivered").otherwise("missing")
+    judged = told.withColumn("verdict", verdict).where("verdict <> 'before'")
     took = F.when(F.expr("did = 'acked'"), F.greatest(F.expr("at_ms - published_ms"), F.lit(0)))
     untold = F.when(F.expr("verdict = 'settled'"), F.when(passed, "skipped").otherwise("acked"))
     return judged.select(
@@ -380,15 +391,16 @@ def _summarise(judged: DataFrame, ends: Sequence[_End], *, slow_ms: int) -> Repo
     counts = counted.agg(F.count("*").alias("n")).collect()
     timed = judged.groupBy("topic", "group").agg(
         F.expr("approx_percentile(took_ms, array(0.5, 0.95, 0.99), 10000)").alias("took"),
-        F.sum(F.expr(f"CAST(took_ms > {slow_ms} AS INT)")).alias("slow"),
+        F.sum(F.expr(f"CAST({_slow(slow_ms)} AS INT)")).alias("slow"),
         F.sum(F.expr("CAST(repeats > 0 AS INT)")).alias("repeated"),
     )
-    lists = _lists(judged, slow_ms=slow_ms)
+    lists, ranges = _lists(judged, slow_ms=slow_ms), _ranges(judged)
     return Report(
         servers="", since_ms=None, until_ms=0, made_at_ms=0, published=0, slow_ms=slow_ms,
         lines=_lines(counts, timed.collect()), bars=_bars(counts), bar_ms=bar_ms,
-        missing=lists["missing"], retrying=lists["retrying"], dead=lists["dead"],
-        slow=lists["slow"], repeated=lists["repeated"],
+        undelivered=ranges["undelivered"], missing=ranges["missing"],
+        retrying=lists["retrying"], dead=lists["dead"], slow=lists["slow"],
+        repeated=lists["repeated"],
     )  # fmt: skip
 
 
@@ -439,8 +451,7 @@ def _lines(counts: Iterable[Row], timed: Iterable[Row]) -> tuple[GroupLine, ...]
 def _lists(judged: DataFrame, *, slow_ms: int) -> dict[str, tuple[Found, ...]]:
     """Return the first messages of each list, all with one look at the rows."""
     wanted = {
-        "missing": "verdict = 'missing'", "dead": "verdict = 'dead'",
-        "retrying": "verdict = 'retrying'", "slow": f"took_ms > {slow_ms}",
+        "dead": "verdict = 'dead'", "retrying": "verdict = 'retrying'", "slow": _slow(slow_ms),
         "repeated": "repeats > 0",
     }  # fmt: skip
     lists = F.array(*(F.when(F.expr(where), name) for name, where in wanted.items()))
@@ -452,6 +463,46 @@ def _lists(judged: DataFrame, *, slow_ms: int) -> dict[str, tuple[Found, ...]]:
     )
     rows = sorted(listed.collect(), key=lambda row: int(row["place"]))
     return {name: tuple(_found(row) for row in rows if row["list"] == name) for name in wanted}
+
+
+def _slow(slow_ms: int) -> str:
+    """Return the condition of an ack that came late; batch readers are late by their nature."""
+    batch = f"coalesce(member = '{SPARK}' OR member LIKE '{ARCHIVE} %', false)"
+    return f"took_ms > {slow_ms} AND NOT {batch}"
+
+
+def _ranges(judged: DataFrame) -> dict[str, tuple[Found, ...]]:
+    """Return the first ranges of messages without an outcome: there are many side by side."""
+    kinds = ("undelivered", "missing")
+    place = Window.partitionBy("verdict", "topic", "group").orderBy("offset")
+    apart = judged.where(F.col("verdict").isin(*kinds)).withColumn(
+        "apart", F.col("offset") - F.row_number().over(place)
+    )
+    ranges = apart.groupBy("verdict", "topic", "group", "apart").agg(
+        F.min("offset").alias("first"), F.max("offset").alias("last"), F.min("published_ms")
+    )
+    order = Window.partitionBy("verdict").orderBy("topic", "first", "group")
+    first = ranges.withColumn("place", F.row_number().over(order)).where(
+        F.col("place") <= LISTED_MAX
+    )
+    found: dict[str, list[Found]] = {kind: [] for kind in kinds}
+    for row in sorted(first.collect(), key=lambda row: int(row["place"])):
+        at_ms = row["min(published_ms)"]
+        found[row["verdict"]].append(
+            Found(row["topic"], row["first"], row["group"], at_ms, last=row["last"])
+        )
+    return {kind: tuple(listed) for kind, listed in found.items()}
+
+
+def _said(
+    topics: Sequence[str], groups: Sequence[str], since: Moment | None, until: Moment | None,
+    lake: str | None, slow_ms: int,
+) -> str:  # fmt: skip
+    """Return what was asked for, in the words of the command line."""
+    words = [*topics, *(f"--group {name}" for name in groups)]
+    given = {"since": since, "until": until, "lake": lake}
+    words += [f"--{name} {value}" for name, value in given.items() if value is not None]
+    return " ".join([*words, f"--slow {format_duration(slow_ms)}"])
 
 
 def _found(row: Row) -> Found:
@@ -471,6 +522,7 @@ def _result(page: Report) -> Reconciled:
         is_settled=page.is_settled, published=page.published, due=total.total,
         settled=total.settled, missing=total.missing, retrying=total.retrying, dead=total.dead,
         slow=page.slow_total, repeated=page.repeated_total, unchecked=page.unchecked,
+        undelivered=total.undelivered,
         lines=tuple(page.lines), report=page,
     )  # fmt: skip
 

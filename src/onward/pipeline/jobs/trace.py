@@ -15,7 +15,7 @@ A copy of a group has the steps of its source up to the copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -71,11 +71,15 @@ def trace(
         raise AlreadyExists(f"{out!r} exists already: life lines are written to a new folder")
     with runs.using(run, place, job="trace", topics=list(topics)) as told:
         with open_client(place, name="spark-lines") as mq:
-            known = {one.topic: one.created_at_ms for one in mq.topics()}
+            described = mq.topics()
+            known = {one.topic: one.created_at_ms for one in described}
             names = choose_topics(known, [*topics, *wanted])
             if groups:
                 groups = choose_groups((one.group for one in mq.groups()), groups)
-        messages = _messages(spark, place, names, window, lake, wanted, named=[*topics, *wanted])
+        messages = _messages(
+            spark, place, names, window, lake, wanted, named=[*topics, *wanted],
+            ends={one.topic: one.next_offset for one in described},
+        )  # fmt: skip
         with views.kept_trace(spark, place, topics=names, window=window, lake=lake) as kept:
             rows = kept.where(F.col("group").isin(*groups)) if groups else kept
             rows = views.since_birth(rows, {name: known[name] for name in names})
@@ -142,22 +146,27 @@ def _bounds(wanted: dict[str, list[int]]) -> views.Bounds | None:
 
 def _messages(
     spark: SparkSession, place: Place, topics: Sequence[str], window: Stretch, lake: str | None,
-    wanted: dict[str, list[int]], *, named: Sequence[str],
+    wanted: dict[str, list[int]], *, named: Sequence[str], ends: Mapping[str, int],
 ) -> DataFrame:  # fmt: skip
     columns = ["topic", "offset", "published_at", "key", "trace_id"]
     if not topics:
         return spark.createDataFrame(
             [], "topic STRING, offset BIGINT, published_at TIMESTAMP, key STRING, trace_id STRING"
         )
-    found = read(
-        spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
-        columns=columns, named=named,
-    )  # fmt: skip
     if not wanted:
-        return found
+        return read(
+            spark, place=place, topics=topics, lake=lake, start=window.since, end=window.until,
+            columns=columns, named=named,
+        )  # fmt: skip
+    # The bounds are what is read; the list is what is wanted.
+    found = read(
+        spark, place=place, topics=list(wanted), lake=lake, columns=columns, named=named,
+        start={topic: min(*offsets, ends[topic]) for topic, offsets in wanted.items()},
+        end={topic: min(max(offsets) + 1, ends[topic]) for topic, offsets in wanted.items()},
+        on_gap="skip",
+    )  # fmt: skip
     chosen = F.lit(False)
     for topic, offsets in wanted.items():
-        # The range is what prunes the read; the list is what is wanted.
-        within = F.col("offset").between(min(offsets), max(offsets))
-        chosen |= (F.col("topic") == topic) & within & F.col("offset").isin(*offsets)
-    return found.where(chosen)
+        chosen |= (F.col("topic") == topic) & F.col("offset").isin(*offsets)
+    found = found.where(chosen & (F.col("published_at") < F.lit(window.until)))
+    return found if window.since is None else found.where(F.col("published_at") >= window.since)
