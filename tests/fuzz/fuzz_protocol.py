@@ -163,7 +163,7 @@ def seeds() -> list[bytes]:
     publish = publish_head(7, "orders", durability=2, batch_bytes=len(batch)) + batch
     read = encode_json(Read("orders", Start(offset=5), 65_536))
     ack = ack_frame(4, 3, [(1, 0, 7), (2, 9, 10)])
-    given = delivery_head(3, "orders", [(0, 7, 1)], delivery=1, lease_ms=5, entries_bytes=16)
+    given = delivery_head(3, "orders", [(0, 7, 1, 1)], delivery=1, lease_ms=5, entries_bytes=16)
     settle = encode_json(Settle(3, (Outcome("retry", 1, ((0, 7),), after_ms=5, cause="x"),)))
     consume = encode_json(Consume("g", ("orders",), "m", 9, {"mode": "ordered"}))
     streams = [

@@ -162,7 +162,7 @@ def recalling_frames() -> bytes:
 
 def deliveries_frames() -> bytes:
     """What a broker sends to a member of a group beside the frames for any client."""
-    grants = [(100, 103, 1), (107, 109, 2)]
+    grants = [(100, 103, 1, 1), (107, 109, 2, 2)]
     entries = bytes(range(72))
     head = delivery_head(
         3, "orders", grants, delivery=9, lease_ms=30_000, entries_bytes=len(entries)

@@ -90,7 +90,7 @@ def finish_for_the_dead(broker: Broker) -> None:
 
     def lose_all(crew: Crew, leases: list[Any]) -> None:
         for lease in leases:
-            timed = [(start, end, 0) for start, end in lease.ranges]
+            timed = [(start, end, 0, 0) for start, end in lease.ranges]
             consuming.outcomes.ack(crew.group.record.name, lease.topic, lease.member, timed)
 
     assert callable(consuming.settling.lose_all)

@@ -45,7 +45,7 @@ TENANT_HELD_MAX = 8_192
 ASIDE_MAX = 10_000_000
 
 FINISHED = frozenset(("acked", "dead", "skipped", "filtered"))
-PARKED = frozenset(("retried", "expired", "lost"))
+PARKED = frozenset(("retried", "expired", "lost", "released"))
 
 
 class Source(Protocol):

@@ -38,7 +38,7 @@ from onward.broker.served import Served
 from onward.broker.settle import Settling
 from onward.broker.suspects import Suspects
 from onward.delivery.group import Group, Groups
-from onward.delivery.lease import Lease, Leases
+from onward.delivery.lease import Leases
 from onward.delivery.ranges import Range, count_of
 from onward.delivery.record import GroupRecord, StartAt
 from onward.delivery.share import Share
@@ -57,6 +57,9 @@ logger = logging.getLogger("onward.consume")
 
 COLD_BYTES_MAX = 64 << 20
 """How much may be read from the disk for members at the same time."""
+OUTCOMES = frozenset(
+    ("acked", "retried", "expired", "lost", "released", "dead", "filtered", "skipped")
+)
 LEASES_PER_MEMBER_MAX = 10_000
 NO_ROOM_S = 0.05
 LATE_S_MIN = 1.0
@@ -232,10 +235,11 @@ class Consuming:
         if member is None:
             return
         member.is_recalled = member.is_stuck = False
+        now_ms = self._broker.clock.monotonic_ms()
         for delivery, start, end in rows:
             lease = member.crew.leases.find(delivery)
             if lease is not None and lease.member == member.name:
-                lease.start(start, end)
+                lease.start(start, end, now_ms=now_ms)
 
     def cancel(self, session: Session, consumer_id: int) -> bool:
         """End a membership because its client wants no more; tell whether there was one."""
@@ -527,10 +531,11 @@ class Consuming:
         if is_lost:
             self.settling.lose_all(crew, leases)
         else:
-            for lease in leases:
-                self._return(crew, lease)
-        is_stopping = self._broker.publishing.is_stopping
-        if crew.group.record.mode in ("exclusive", "ordered") and not is_stopping:
+            self.settling.release_all(crew, leases)
+        # What it leaves behind is delivered in its order.
+        is_released = bool(leases) and not is_lost
+        keeps_order = crew.group.record.mode in ("exclusive", "ordered") or is_released
+        if keeps_order and not self._broker.publishing.is_stopping:
             self.hold(crew.group.record.name)
         if crew.members:
             self.serve_soon(crew)
@@ -563,9 +568,6 @@ class Consuming:
         """Let ranges that were leased be delivered again; nothing is counted."""
         if (source := crew.sources.get(topic)) is not None:
             source.give_back(ranges)
-
-    def _return(self, crew: Crew, lease: Lease) -> None:
-        self.give_back(crew, lease.topic, list(lease.ranges))
 
     def _disband(self, crew: Crew) -> None:
         for name in list(crew.sources):
@@ -609,14 +611,12 @@ class Consuming:
             group = self.groups.by_name.get(row.group)
             if group is None or row.topic not in group.shares:
                 continue
-            if row.did in ("acked", "retried", "expired", "lost", "dead", "filtered", "skipped"):
+            if row.did in OUTCOMES:
                 crew = self.crews.get(row.group)
                 source = None if crew is None else crew.sources.get(row.topic)
+                (source or group.shares[row.topic]).give_back(list(row.ranges))
                 if crew is not None and source is not None:
-                    source.give_back(list(row.ranges))
                     self._loop.call_later(1, self.serve_soon, crew)
-                else:
-                    group.shares[row.topic].give_back(list(row.ranges))
 
     def stop(self) -> None:
         """Join nobody and read nothing more: the broker has failed, or stops."""

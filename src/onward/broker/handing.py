@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.catalogue import Topic
     from onward.broker.consume import Consuming
+    from onward.delivery.share import Grant
 
 logger = logging.getLogger("onward.consume")
 
@@ -109,7 +110,7 @@ class Handing:
         if crew.leases.find(lease.id) is not lease:
             # The member has gone meanwhile, or its lease has: then all of it is settled.
             if crew.members.get(member.name) is member:
-                crew.give(member, sum(end - start for start, end, _ in lease.grants))
+                crew.give(member, sum(end - start for start, end, _, _ in lease.grants))
             return
         # Where nothing could be read it may be so for long: then it takes turns with what is fresh.
         take_back = source.put_back if parcel.ranges else source.give_back
@@ -144,13 +145,13 @@ class Handing:
 
     def _finish_then_send(
         self, crew: Crew, member: Member, topic: Topic, parcel: Parcel, lease: Lease,
-        grants: list[tuple[int, int, int]],
+        grants: list[Grant],
     ) -> None:  # fmt: skip
         """At most once: it is finished, and durably so, before anybody has it."""
         timed = []
         for start, end in parcel.ranges:
             settled = crew.leases.settle(lease.id, start, end, member=member.name)
-            timed += [(first, last, 0) for first, last in settled]
+            timed += [(first, last, 0, 0) for first, last in settled]
         self._consuming.outcomes.ack(crew.group.record.name, topic.name, member.name, timed)
 
         def done(error: OnwardError | None) -> None:
@@ -163,7 +164,7 @@ class Handing:
         self._consuming.outcomes.when_durable(done)
 
     def _write(
-        self, member: Member, topic: Topic, grants: list[tuple[int, int, int]], parcel: Parcel,
+        self, member: Member, topic: Topic, grants: list[Grant], parcel: Parcel,
         *, delivery: int, lease_ms: int,
     ) -> None:  # fmt: skip
         head = delivery_head(

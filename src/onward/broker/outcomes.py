@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onward.consume")
 
 Done = Callable[[OnwardError | None], None]
-Timed = tuple[int, int, int]
-"""A range and how long it took: start, end, milliseconds."""
+Timed = tuple[int, int, int, int]
+"""A range and how long it took: start, end, milliseconds since its delivery and its start."""
+WAITED_MS_MIN = 100
+"""A message that waited as long at its member is traced with the time from its start, too."""
 
 
 class _Gathered:
@@ -115,15 +117,20 @@ def _acked_row(key: tuple[str, str, str], timed: list[Timed], now_ms: int) -> Tr
     group, topic, member = key
     ranges: list[Range] = []
     took: list[int] = []
+    worked: list[int] = []
+    has_waited = False
     timed.sort()
-    for start, end, took_ms in timed:
+    for start, end, took_ms, worked_ms in timed:
+        has_waited = has_waited or took_ms - worked_ms >= WAITED_MS_MIN
         if ranges and ranges[-1][1] == start:
             ranges[-1] = (ranges[-1][0], end)
             took[-1] = max(took[-1], took_ms)
+            worked[-1] = max(worked[-1], worked_ms)
         else:
             ranges.append((start, end))
             took.append(took_ms)
+            worked.append(worked_ms)
     return Trace(
         did="acked", at_ms=now_ms, group=group, topic=topic, member=member, ranges=tuple(ranges),
-        took_ms=tuple(took),
+        took_ms=tuple(took), worked_ms=tuple(worked) if has_waited else (),
     )  # fmt: skip

@@ -154,7 +154,7 @@ class Reclaims:
             claimed.finished.extend(_rows(claim, share.finished(start, end)))
             if is_free and claim.topic in member.topics:
                 parts = share.claim(start, end, attempt=attempt)
-                grants += [(first, last, attempt) for first, last in parts]
+                grants += share.grants(parts)
                 claimed.claimed.extend(_rows(claim, parts))
         if grants:
             crew.leases.restore(
@@ -164,7 +164,7 @@ class Reclaims:
                     reports=member.starts,
                 )
             )  # fmt: skip
-            if share.split_alone([(start, end) for start, end, _ in grants])[1]:
+            if share.split_alone([(start, end) for start, end, _, _ in grants])[1]:
                 crew.set_apart(member, until_ms=None)
 
 

@@ -2,7 +2,8 @@
 
     ack ──────────▶ acked       retry ──▶ retried, or dead when it was the last attempt
     reject ───────▶ dead        lease ran out, connection died ──▶ expired, lost; or dead
-    release ──────▶ ready again, nothing is counted                  renew ──▶ leased for longer
+    release ──────▶ ready again, no attempt is counted               renew ──▶ leased for longer
+                    (released, as far as it was started)
 
 Only who holds a lease can settle it: anything else is refused, row by row, and changes nothing.
 The answer comes when everything of the frame is durable.
@@ -22,10 +23,12 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from onward.broker.crew import Crew, Member
+from onward.broker.outcomes import Timed
 from onward.broker.suspects import alone_after
 from onward.delivery.lease import Lease
 from onward.delivery.ranges import Range, count_of
 from onward.delivery.retry import death_pause_ms
+from onward.delivery.share import Grant
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import InvalidRequest, OnwardError
 from onward.protocol.deliveries import (
@@ -74,7 +77,7 @@ class Settling:
             return
         leases, refused = member.crew.leases, []
         now_ms = self._broker.clock.monotonic_ms()
-        timed: dict[str, list[tuple[int, int, int]]] = {}
+        timed: dict[str, list[Timed]] = {}
         for delivery, start, end in rows:
             lease = leases.find(delivery)
             if lease is None:
@@ -85,14 +88,15 @@ class Settling:
             if held != [(start, end)]:
                 refused += _missing(delivery, start, end, held)
             if held:
+                worked_ms = now_ms - lease.started_at_ms(held[0][0])
                 timed.setdefault(lease.topic, []).extend(
-                    [(first, last, took_ms) for first, last in held]
+                    [(first, last, took_ms, worked_ms) for first, last in held]
                 )
         if member.is_waiting:
             self._consuming.go_on(member)
         member.is_recalled = member.is_stuck = False
         for topic, ranges in timed.items():
-            member.acked += sum([end - start for start, end, _ in ranges])
+            member.acked += sum([end - start for start, end, _, _ in ranges])
             self._consuming.outcomes.ack(member.crew.group.record.name, topic, member.name, ranges)
         self._answer(session, request_id, refused, has_rows=bool(timed))
 
@@ -166,14 +170,28 @@ class Settling:
         if not held:
             return []
         if outcome.do == "release":
-            crew.sources[lease.topic].give_back(held)
-            self._consuming.serve_soon(crew)
-            return []
+            return self._release(crew, lease, held)
         grants = _by_attempt(crew.sources[lease.topic].share.grants(held))
         if outcome.do == "reject":
             return [self._dead(crew, lease, grant, outcome.cause) for grant in grants]
         member.retried += count_of(held)
         return [self._retried(crew, lease, grant, outcome) for grant in grants]
+
+    def release_all(self, crew: Crew, leases: list[Lease]) -> None:
+        """Return everything that a member held which leaves in order."""
+        rows = [row for lease in leases for row in self._release(crew, lease, list(lease.ranges))]
+        if rows:
+            self._consuming.outcomes.add(rows)
+
+    def _release(self, crew: Crew, lease: Lease, ranges: list[Range]) -> list[Trace]:
+        """Make unstarted messages ready; return rows that make the started ones ready."""
+        started, unstarted = lease.split_started(ranges)
+        self._consuming.give_back(crew, lease.topic, unstarted)
+        self._consuming.serve_soon(crew)
+        if started and crew.group.record.mode == "exclusive":
+            # Until then nothing overtakes them.
+            self._consuming.hold(crew.group.record.name)
+        return [self._row("released", crew, lease, part, attempt=0) for part in _row_parts(started)]
 
     def _retried(self, crew: Crew, lease: Lease, grant: Attempted, outcome: Outcome) -> Trace:
         """Return the row for one more attempt, or for none when that was the last."""
@@ -289,16 +307,17 @@ def _decoded(payload: bytes | bytearray) -> tuple[int, tuple[Outcome, ...]]:
     return settle.consumer, settle.rows
 
 
-def _by_attempt(grants: list[tuple[int, int, int]]) -> list[Attempted]:
+def _by_attempt(grants: list[Grant]) -> list[Attempted]:
     """Gather ranges that have the same attempt: they become one row, if they are not too many."""
     gathered: dict[int, list[Range]] = {}
-    for start, end, attempt in grants:
+    for start, end, attempt, _ in grants:
         gathered.setdefault(attempt, []).append((start, end))
-    return [
-        (attempt, ranges[first : first + ROW_RANGES_MAX])
-        for attempt, ranges in gathered.items()
-        for first in range(0, len(ranges), ROW_RANGES_MAX)
-    ]
+    return [(attempt, part) for attempt, ranges in gathered.items() for part in _row_parts(ranges)]
+
+
+def _row_parts(ranges: list[Range]) -> list[list[Range]]:
+    """Split ranges into lists that fit into one row each."""
+    return [ranges[at : at + ROW_RANGES_MAX] for at in range(0, len(ranges), ROW_RANGES_MAX)]
 
 
 def _few(refused: list[Row]) -> list[Row]:

@@ -25,7 +25,7 @@ def claims_of(batches: Iterable[DeliveryBatch], settling: Settling) -> tuple[Cla
     for batch, ranges in wanted.items():
         rows = tuple(
             (first, last, attempt)
-            for start, end, attempt in batch.grants
+            for start, end, attempt, _ in batch.grants
             for first, last in ranges.overlap(start, end)
         )
         room -= len(rows)

@@ -3,7 +3,7 @@
     delivered ──▶ ack       done: never again in this group
               ├─▶ retry     again after a while, or at a time; counted unless said otherwise
               ├─▶ reject    never again: a dead letter of the group, with the cause
-              ├─▶ release   given back at once, not counted
+              ├─▶ release   given back at once, not counted as an attempt
               └─▶ (nothing) when its lease ends, or its member dies, it comes again
 
 A verb returns when its effect is durable. `LeaseLost` means that the message is no longer this
@@ -36,9 +36,17 @@ class Delivery(Message, frozen=True, gc=True, eq=False):
     """
 
     attempt: int = 1
-    """Which delivery of this message to its group this is, from 1 on."""
+    """Which attempt at this message in its group this is, from 1 on."""
     batch: delivery_batch.DeliveryBatch | None = None
     """What this message was delivered with."""
+    deliveries: int = 1
+    """Which delivery of this message to its group this is, from 1 on: attempts, and deliveries that
+    did not count as one because the program released the message or retried it uncounted."""
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Return True if a program was given this message before, in this group."""
+        return self.deliveries > 1
 
     @property
     def group(self) -> str:

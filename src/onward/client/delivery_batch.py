@@ -21,7 +21,7 @@ from itertools import chain, compress, repeat
 from typing import Literal, Protocol, TypedDict
 
 from onward.client.delivery import Delivery
-from onward.client.pieces import Buffer, Grant, Piece, pieces_of
+from onward.client.pieces import Buffer, Piece, pieces_of
 from onward.client.topics import instant_ms
 from onward.delivery.filter import Filter
 from onward.delivery.ranges import Range, Ranges, ranges_of
@@ -29,6 +29,7 @@ from onward.delivery.trace import short_cause
 from onward.durations import Duration, either_ms
 from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
 from onward.message.entry import entry_heads
+from onward.protocol.deliveries import Grant
 
 logger = logging.getLogger("onward.consumer")
 
@@ -113,7 +114,7 @@ class DeliveryBatch:
         self.lease_ms = lease_ms
         self.expires_at_ms = expires_at_ms
         """When the lease may be over, by the client's monotonic clock; what has none has no end."""
-        self.held = Ranges([(start, end) for start, end, _ in grants])
+        self.held = Ranges([(start, end) for start, end, _, _ in grants])
         self.lost = Ranges()
         self.granted = self.count = self.held.count
 
@@ -192,7 +193,7 @@ class DeliveryBatch:
                 self._reject_unreadable(start, end, found)
         if in_order != self.grants:
             # A group that chooses hands out in the order of its choice, not in that of the log.
-            place = {start: number for number, (start, _, _) in enumerate(self.grants)}
+            place = {start: number for number, (start, *_) in enumerate(self.grants)}
             starts = sorted(place)
             pieces.sort(key=lambda piece: (place[_at_or_before(starts, piece.start)], piece.start))
         self.count = sum(piece.end - piece.start for piece in pieces)
@@ -210,15 +211,16 @@ class DeliveryBatch:
         return ranges_of(wanted)
 
     def again(
-        self, ranges: Sequence[Range], *, attempt: int, on_taken: Callable[[], None] | None = None
-    ) -> DeliveryBatch:
+        self, ranges: Sequence[Range], *, attempt: int, deliveries: int,
+        on_taken: Callable[[], None] | None = None,
+    ) -> DeliveryBatch:  # fmt: skip
         """Return a batch of these messages alone, for another attempt."""
         batch = DeliveryBatch(
             self._settles, b"", topic=self.topic, lease=self.lease, on_taken=on_taken,
-            grants=[(start, end, attempt) for start, end in ranges], number=self.number,
+            grants=[(start, end, attempt, deliveries) for start, end in ranges], number=self.number,
         )  # fmt: skip
         batch._pieces = [
-            piece._replace(start=low, end=high, attempt=attempt)
+            piece._replace(start=low, end=high, attempt=attempt, deliveries=deliveries)
             for piece in self._opened
             for start, end in ranges
             if (low := max(start, piece.start)) < (high := min(end, piece.end))
@@ -324,10 +326,10 @@ class DeliveryBatch:
         self.count -= count
         released: list[Range] = []
         while count:
-            start, end, attempt = self.grants.pop()
+            start, end, attempt, deliveries = self.grants.pop()
             kept_end = max(start, end - count)
             if start < kept_end:
-                self.grants.append((start, kept_end, attempt))
+                self.grants.append((start, kept_end, attempt, deliveries))
             released.append((kept_end, end))
             count -= end - kept_end
         self.release_ranges_soon(released)
@@ -513,6 +515,7 @@ class DeliveryBatch:
                 *columns,
                 repeat(piece.attempt),
                 repeat(self),
+                repeat(piece.deliveries),
             )
         )
 

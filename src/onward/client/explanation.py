@@ -27,8 +27,8 @@ EVENTS_MAX = 1_000
 """Kept of one group, the latest: a message that is retried for ever has a long life line."""
 
 _WITH_RANGES = frozenset(
-    {"acked", "filtered", "retried", "expired", "lost", "dead", "skipped", "redriven", "purged",
-     "replayed"}
+    {"acked", "filtered", "retried", "expired", "lost", "released", "dead", "skipped",
+     "redriven", "purged", "replayed"}
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     due_at_ms: int = 0
     cause: str = ""
     took_ms: int | None = None
+    worked_ms: int | None = None
+    """Since the member started it, if it waited there; `took_ms` counts from its delivery."""
     offset: int = -1
     source: str = ""
 
@@ -73,7 +75,9 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cause = f": {self.cause}" if self.cause else ""
         match self.did:
             case "acked":
-                return f"acked{by}" + ("" if self.took_ms is None else f" after {self.took_ms} ms")
+                return f"acked{by}{self._took()}"
+            case "released":
+                return f"released{by}, which counts as no attempt"
             case "retried" if not self.counted:
                 return f"attempt {self.attempt + 1}{by} does not count{self._due()}{cause}"
             case "retried":
@@ -103,6 +107,19 @@ class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             case "replayed":
                 return "replayed: to be delivered again"
         return f"{self.did}{by}{cause}"
+
+    def _took(self) -> str:
+        """Return how long it took; work and waiting at the member are told apart.
+
+        >>> LifeEvent(did="acked", at_ms=0, took_ms=9_000, worked_ms=5_000).sentence()
+        'acked after 5000 ms (and 4000 ms in the buffer of its member)'
+        """
+        if self.took_ms is None:
+            return ""
+        if self.worked_ms is None:
+            return f" after {self.took_ms} ms"
+        waited_ms = self.took_ms - self.worked_ms
+        return f" after {self.worked_ms} ms (and {waited_ms} ms in the buffer of its member)"
 
     def _due(self) -> str:
         wait_ms = self.due_at_ms - self.at_ms
@@ -365,12 +382,13 @@ class LifeStory:
         return msgspec.structs.replace(life, events=events)
 
     def _take(self, row: Trace) -> None:
-        took_ms = None
+        took_ms = worked_ms = None
         if row.did in _WITH_RANGES:
             place = self._place(row)
             if place is None:
                 return
             took_ms = row.took_ms[place] if place < len(row.took_ms) else None
+            worked_ms = row.worked_ms[place] if place < len(row.worked_ms) else None
         elif not self._concerns(row):
             return
         if row.did == "forked":
@@ -383,7 +401,8 @@ class LifeStory:
             LifeEvent(
                 did="moved_back" if is_back else row.did, at_ms=row.at_ms, member=row.member,
                 attempt=row.attempt, counted=row.counted, due_at_ms=row.due_at_ms,
-                cause=row.cause, took_ms=took_ms, offset=row.offset, source=row.source,
+                cause=row.cause, took_ms=took_ms, worked_ms=worked_ms, offset=row.offset,
+                source=row.source,
             )
         )  # fmt: skip
 

@@ -283,7 +283,7 @@ class Following:
             stream.next_offset = ranges[-1][1]
         batch = DeliveryBatch(
             self, entries, topic=stream.topic, number=stream.number, lease=0, on_taken=give,
-            grants=[(start, end, 1) for start, end in ranges],
+            grants=[(start, end, 1, 1) for start, end in ranges],
         )  # fmt: skip
         stream.open.update(ranges)
         if self._filter:
@@ -303,7 +303,7 @@ class Following:
             for gap_start, gap_end in kept.gaps(start, end):
                 stream.open.remove(gap_start, gap_end)
         if wanted:
-            self._push(batch.again(wanted, attempt=1, on_taken=give))
+            self._push(batch.again(wanted, attempt=1, deliveries=1, on_taken=give))
         else:
             give()
         self._store_soon()
@@ -346,7 +346,7 @@ class Following:
         """Deliver again from memory, or give up."""
         if do == "renew" or self._is_closed or not ranges:
             return done()
-        attempt = batch.grants[0][2]
+        _, _, attempt, deliveries = batch.grants[0]
         if do == "retry" and count and attempt >= self._policy.limit:
             do, cause = "reject", cause or "out of attempts"
         if do == "reject":
@@ -357,7 +357,7 @@ class Following:
             return self.ack(batch, ranges)
         if do == "release":
             if not self.is_pausing:
-                self._push(batch.again(ranges, attempt=attempt))
+                self._push(batch.again(ranges, attempt=attempt, deliveries=deliveries + 1))
             return done()
         if len(self._timers) >= RETRIES_MAX:
             batch.held.update(list(ranges))
@@ -366,7 +366,7 @@ class Following:
             after_ms = max(0, at_ms - self._now_ms())
         elif after_ms is None:
             after_ms = self._policy.delay_after(attempt, spread=0.5)
-        again = batch.again(ranges, attempt=attempt + count)
+        again = batch.again(ranges, attempt=attempt + count, deliveries=deliveries + 1)
         self._later(after_ms / 1000, partial(self._push, again))
         return done()
 

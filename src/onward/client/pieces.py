@@ -16,12 +16,11 @@ from typing import NamedTuple, TypeVar
 from onward.errors import Corruption, OnwardError, ProtocolError
 from onward.message.batch import Batch, batches_of, decode_batch
 from onward.message.entry import Entry, entry_heads
+from onward.protocol.deliveries import Grant
 
 RAW_BYTES_MAX = 64 << 20
 
 Buffer = bytes | bytearray | memoryview
-Grant = tuple[int, int, int]
-"""Where a range starts and ends, and which attempt it is."""
 
 T = TypeVar("T")
 
@@ -35,6 +34,7 @@ class Piece(NamedTuple):
     start: int
     end: int
     attempt: int
+    deliveries: int
 
     def cut(self, column: list[T]) -> list[T]:
         """Return the delivered part of a column."""
@@ -48,7 +48,7 @@ def pieces_of(
 ) -> Iterator[tuple[int, int, Piece | OnwardError]]:
     """Walk over batches and grants (in order) at once; batches that nobody wants stay closed."""
     wanted = iter(grants)
-    start, end, attempt = next(wanted, _NO_GRANT)
+    start, end, attempt, deliveries = next(wanted, _NO_GRANT)
     for entry in entry_heads(entries):
         offset, entry_end = entry.base_offset, entry.base_offset + entry.count
         batches = batches_of(entries, entry.body_position, entry.body_position + entry.body_bytes)
@@ -65,16 +65,17 @@ def pieces_of(
                 if low < high:
                     opened = _open(entries, at) if opened is None else opened
                     if isinstance(opened, Batch):
-                        yield low, high, Piece(opened, entry, offset, low, high, attempt)
+                        piece = Piece(opened, entry, offset, low, high, attempt, deliveries)
+                        yield low, high, piece
                     else:
                         yield low, high, opened
                 if end > after:
                     break
-                start, end, attempt = next(wanted, _NO_GRANT)
+                start, end, attempt, deliveries = next(wanted, _NO_GRANT)
             offset = after
 
 
-_NO_GRANT: Grant = (2**64, 2**64, 0)
+_NO_GRANT: Grant = (2**64, 2**64, 0, 0)
 
 
 def _open(entries: Buffer, at: int) -> Batch | OnwardError:

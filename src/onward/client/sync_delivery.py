@@ -74,12 +74,18 @@ class SyncDelivery(Message, frozen=True, gc=True, eq=False):
     attempt: int = 1
     delivery: Delivery | None = None
     calls: Calls | None = None
+    deliveries: int = 1
 
     @classmethod
     def of(cls, delivery: Delivery, calls: Calls) -> SyncDelivery:
         """Return a delivery for threads."""
         make: Callable[..., SyncDelivery] = cls
-        return make(*_fields_of(delivery), delivery.attempt, delivery, calls)
+        return make(*_fields_of(delivery), delivery.attempt, delivery, calls, delivery.deliveries)
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Return True if a program was given this message before, in this group."""
+        return self.deliveries > 1
 
     @property
     def batch(self) -> SyncDeliveryBatch:

@@ -16,7 +16,9 @@ falls silent. Whatever a member holds that never reports counts.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
+from sys import maxsize
 from typing import Final
 
 from onward.delivery.ranges import Range, Ranges
@@ -29,8 +31,8 @@ class Lease:
     """What one delivery handed to one member: `ranges` is what it has not settled yet."""
 
     __slots__ = (
-        "_started", "expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges", "reports",
-        "topic",
+        "_started", "_starts", "expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges",
+        "reports", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -48,13 +50,15 @@ class Lease:
         self.member = member
         self.topic = topic
         self.grants = grants
-        self.ranges = Ranges((start, end) for start, end, _ in grants)
+        self.ranges = Ranges((start, end) for start, end, _, _ in grants)
         self.leased_at_ms = now_ms
         self.expires_at_ms = now_ms + lease_ms
         self.reports = reports
         """Its member reports what it starts."""
         self._started: Ranges | None = Ranges() if reports else None
         """What was reported, settled or not; None: all of it counts as started."""
+        self._starts: list[tuple[int, int]] = []
+        """The first offset of each report and when it came, sorted."""
 
     @property
     def started(self) -> list[Range]:
@@ -70,10 +74,29 @@ class Lease:
             return []
         return [part for one in self.ranges for part in self._started.gaps(*one)]
 
-    def start(self, start: int, end: int) -> None:
+    def split_started(self, ranges: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+        """Return the started and the unstarted parts of ranges, settled or not."""
+        if self._started is None:
+            return list(ranges), []
+        started = [part for one in ranges for part in self._started.overlap(*one)]
+        return started, [part for one in ranges for part in self._started.gaps(*one)]
+
+    def started_at_ms(self, offset: int) -> int:
+        """Return when the member reported that it starts a message; else when it was leased.
+
+        >>> lease = Lease(1, "ann", "t", [(0, 9, 1, 1)], now_ms=5, lease_ms=100, reports=True)
+        >>> lease.start(0, 4, now_ms=7)
+        >>> lease.started_at_ms(3), lease.started_at_ms(0)
+        (7, 7)
+        """
+        place = bisect_right(self._starts, (offset, maxsize)) - 1
+        return self._starts[place][1] if place >= 0 else self.leased_at_ms
+
+    def start(self, start: int, end: int, *, now_ms: int) -> None:
         """Note that the member starts the offsets from `start` to before `end`."""
         if self._started is None:
             return
+        insort(self._starts, (start, now_ms))
         first, last = self.ranges.first, self.ranges.end
         if first is None or last is None or (start <= first and last <= end):
             self._started = None  # the usual case: one report for the whole delivery
@@ -88,7 +111,8 @@ class Leases:
     """All leases of one group.
 
     >>> leases = Leases()
-    >>> lease = leases.grant("ann", Share("orders", start=0), [(0, 9, 1)], now_ms=0, lease_ms=100)
+    >>> share = Share("orders", start=0)
+    >>> lease = leases.grant("ann", share, share.grants([(0, 9)]), now_ms=0, lease_ms=100)
     >>> leases.settle(lease.id, 0, 5, member="bob"), leases.settle(lease.id, 0, 5, member="ann")
     ([], [(0, 5)])
     >>> leases.count, leases.next_expiry_ms(), leases.expire(100)

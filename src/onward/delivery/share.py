@@ -6,7 +6,8 @@
              give_back, lost  ▼ │ ▼                                    │  ▼
                             ready ◀──── wake ──── waiting             dead ──redriven──▶ ready
 
-Durable is what `apply` folds from rows: `mark`, `open`, `retries`, `attempts`, `alone`, `dead`.
+Durable is what `apply` folds from rows: `mark`, `open`, `retries`, `attempts`, `uncounted`,
+`alone` and `dead`.
 Unfinished is `open` and everything from `mark` on. Volatile are `head`, `ready` and `reserved`:
 below `head` each offset is exactly one of finished, waiting, ready and taken, and taken is what is
 none of the others: nothing needs to be written to hand a message out. After a restart of the broker
@@ -30,8 +31,9 @@ RETRIES_MAX: Final = 100_000
 DEAD_MAX: Final = 1_000_000
 
 State = Literal["finished", "waiting", "dead", "ready", "taken", "fresh"]
-Grant = tuple[int, int, int]
-"""[start, end) and the number of its attempt."""
+Grant = tuple[int, int, int, int]
+"""[start, end), the number of its attempt and the number of its delivery, both from 1 on. They
+differ after deliveries that did not count as an attempt, such as a release."""
 
 # So many forgotten entries may lie in the heap before it is built anew.
 _STALE_MAX: Final = 1_000
@@ -58,6 +60,7 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
     attempts: dict[int, int]
     dead: list[DeadLetter]
     alone: dict[int, int] = {}
+    uncounted: dict[int, int] = {}
 
 
 class Share:
@@ -74,7 +77,7 @@ class Share:
 
     __slots__ = (
         "_heap", "_is_their_turn", "alone", "attempts", "buckets", "dead", "dropped", "head",
-        "mark", "open", "ready", "reserved", "retries", "topic",
+        "mark", "open", "ready", "reserved", "retries", "topic", "uncounted",
     )  # fmt: skip
 
     def __init__(self, topic: str, *, start: int) -> None:
@@ -84,6 +87,8 @@ class Share:
         self.open = Ranges()
         self.retries: dict[int, int] = {}
         self.attempts: dict[int, int] = {}
+        self.uncounted: dict[int, int] = {}
+        """Deliveries that did not count as an attempt; of at most RETRIES_MAX messages."""
         self.alone: dict[int, int] = {}
         """Messages with which a member died: with how many others of them each may be delivered."""
         self.dead: dict[int, DeadLetter] = {}
@@ -165,25 +170,31 @@ class Share:
         return 1 + self.attempts.get(offset, 0)
 
     def grants(self, ranges: Sequence[Range]) -> list[Grant]:
-        """Return ranges split by attempt.
+        """Return ranges split by attempt and by the number of the delivery.
 
         >>> share = Share("orders", start=0)
         >>> share.apply(Trace(did="lost", at_ms=0, ranges=((2, 3),), attempt=1))
-        >>> share.grants([(0, 4)])
-        [(0, 2, 1), (2, 3, 2), (3, 4, 1)]
+        >>> share.apply(Trace(did="released", at_ms=0, ranges=((2, 4),)))
+        >>> share.grants([(0, 5)])
+        [(0, 2, 1, 1), (2, 3, 2, 3), (3, 4, 1, 2), (4, 5, 1, 1)]
         """
-        if not self.attempts:
-            return [(start, end, 1) for start, end in ranges]
-        found: list[Grant] = []
+        if not self.attempts and not self.uncounted:
+            return [(start, end, 1, 1) for start, end in ranges]
+        grants: list[Grant] = []
         for start, end in ranges:
-            for offset in sorted(_keys_in(self.attempts, start, end)):
+            for offset in sorted(self._delivered_before(start, end)):
                 if start < offset:
-                    found.append((start, offset, 1))
-                _append_grant(found, (offset, offset + 1, 1 + self.attempts[offset]))
+                    grants.append((start, offset, 1, 1))
+                attempt = self.attempt_of(offset)
+                deliveries = attempt + self.uncounted.get(offset, 0)
+                _append_grant(grants, (offset, offset + 1, attempt, deliveries))
                 start = offset + 1
             if start < end:
-                found.append((start, end, 1))
-        return found
+                grants.append((start, end, 1, 1))
+        return grants
+
+    def _delivered_before(self, start: int, end: int) -> set[int]:
+        return {*_keys_in(self.attempts, start, end), *_keys_in(self.uncounted, start, end)}
 
     def split_alone(self, ranges: Sequence[Range]) -> tuple[list[Range], list[Range]]:
         """Return the ranges without and with those offsets that are delivered alone.
@@ -325,7 +336,7 @@ class Share:
     def claim(self, start: int, end: int, *, attempt: int) -> list[Range]:
         """Remove and return what of [start, end) is reserved and has this attempt under way."""
         grants = self.grants(self.reserved.overlap(start, end))
-        parts = [(first, last) for first, last, number in grants if number == attempt]
+        parts = [(first, last) for first, last, number, _ in grants if number == attempt]
         for first, last in parts:
             self.reserved.remove(first, last)
         return parts
@@ -364,6 +375,11 @@ class Share:
             case "retried" | "expired" | "lost":
                 for start, end in row.ranges:
                     self._fail(start, end, row)
+                if not row.counted:
+                    self._count_uncounted(row.ranges)
+            case "released":
+                self._count_uncounted(row.ranges)
+                self.give_back(row.ranges)
             case "dead":
                 for start, end in row.ranges:
                     self._bury(start, end, row)
@@ -394,6 +410,13 @@ class Share:
         _pop_keys(self.attempts, start, end)
         _pop_keys(self.retries, start, end)
         _pop_keys(self.alone, start, end)
+        _pop_keys(self.uncounted, start, end)
+
+    def _count_uncounted(self, ranges: Sequence[Range]) -> None:
+        for start, end in ranges:
+            for offset in offsets_of(self.unfinished(start, end)):
+                if offset in self.uncounted or len(self.uncounted) < RETRIES_MAX:
+                    self.uncounted[offset] = 1 + self.uncounted.get(offset, 0)
 
     def _fail(self, start: int, end: int, row: Trace) -> None:
         if start < end and end > self.mark:
@@ -450,6 +473,7 @@ class Share:
         self.retries.clear()
         self.attempts.clear()
         self.alone.clear()
+        self.uncounted.clear()
         self._heap.clear()
 
     # Saving.
@@ -458,7 +482,7 @@ class Share:
         """Return the durable part."""
         return SavedShare(
             self.topic, self.mark, list(self.open), dict(self.retries), dict(self.attempts),
-            list(self.dead.values()), dict(self.alone),
+            list(self.dead.values()), dict(self.alone), dict(self.uncounted),
         )  # fmt: skip
 
     @classmethod
@@ -469,6 +493,7 @@ class Share:
         share.retries = dict(saved.retries)
         share.attempts = dict(saved.attempts)
         share.alone = dict(saved.alone)
+        share.uncounted = dict(saved.uncounted)
         share.dead = {letter.offset: letter for letter in saved.dead}
         share.restart()
         return share
@@ -525,9 +550,9 @@ def _append(parts: list[Range], part: Range) -> None:
 
 
 def _append_grant(grants: list[Grant], grant: Grant) -> None:
-    start, end, attempt = grant
-    if grants and grants[-1][1:] == (start, attempt):
-        grants[-1] = (grants[-1][0], end, attempt)
+    start, end, attempt, deliveries = grant
+    if grants and grants[-1][1:] == (start, attempt, deliveries):
+        grants[-1] = (grants[-1][0], end, attempt, deliveries)
     else:
         grants.append(grant)
 

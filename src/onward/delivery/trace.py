@@ -7,6 +7,7 @@
     retried       `member` asked for `ranges` again at `due_at_ms`; `attempt` have counted so far
     expired       the lease of `ranges` ran out: else like retried
     lost          the connection of their member died with them, `alone`: else like retried
+    released      `member` gave `ranges` back that it had started; that counts as no attempt
     dead          `ranges` were rejected or are out of attempts: `cause`, `attempt`, `member`
     skipped       `ranges` ended without being delivered (`cause`: an operator, or retention)
     redriven      the dead letters in `ranges` are delivered again; attempts start again
@@ -32,8 +33,8 @@ import msgspec
 from onward.errors import Corruption
 
 DIDS: Final = (
-    "started", "acked", "filtered", "retried", "expired", "lost", "dead", "skipped", "redriven",
-    "purged", "replayed", "reset", "forked", "moved", "cancelled", "published_by",
+    "started", "acked", "filtered", "retried", "expired", "lost", "released", "dead", "skipped",
+    "redriven", "purged", "replayed", "reset", "forked", "moved", "cancelled", "published_by",
 )  # fmt: skip
 CAUSE_CHARS_MAX: Final = 1_000
 
@@ -58,7 +59,9 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     they come with others."""
     cause: str = ""
     took_ms: tuple[int, ...] = ()
-    """One for each range: the slowest of it."""
+    """One for each range: the slowest of it, from its delivery on."""
+    worked_ms: tuple[int, ...] = ()
+    """One for each range, from its start on; empty if no message waited long at its member."""
     offset: int = -1
     number: int = 0
     """Of the topic, where its name is not enough; 0: not known."""

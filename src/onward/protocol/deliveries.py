@@ -7,8 +7,9 @@
     SETTLE    JSON `Settle`: whatever is not a plain ack
     STARTED   rows as in ACK, without the consumer: what the member starts now; there is no answer
     DELIVERY  delivery u64, lease_ms u64, ranges u32, topic_bytes u16, zero u16, topic name and
-              zeros up to a multiple of 8, ranges of (start u64, end u64, attempt u32, zero u32),
-              raw entries: messages of them that are in no range were not delivered
+              zeros up to a multiple of 8, ranges of (start u64, end u64, attempt u32,
+              uncounted u32), raw entries: messages of them that are in no range were not delivered.
+              `uncounted` is how many earlier deliveries are none of the attempts
     SETTLED   rows as in ACK: those that were refused, because the lease was lost
     RECALL    count u32: how many messages that were not started the member should release
 
@@ -36,8 +37,8 @@ CREDIT_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int, int]
 """A part of a delivery: its number, and where the part starts and ends."""
-Grant = tuple[int, int, int]
-"""What a member was given: where the range starts and ends, and which attempt it is."""
+Grant = tuple[int, int, int, int]
+"""A delivered range: its start and end, the number of its attempt and of its delivery."""
 
 _OFFSET_MAX: Final = 2**63 - 1
 _HEAD_BYTES: Final = 8  # what a frame's length counts beside the payload
@@ -262,9 +263,9 @@ def delivery_head(
 ) -> bytes:
     """Return a DELIVERY frame up to where its entries begin; those are written after it.
 
-    >>> head = delivery_head(3, "t", [(0, 9, 1)], delivery=5, lease_ms=30_000, entries_bytes=0)
+    >>> head = delivery_head(3, "t", [(0, 9, 1, 3)], delivery=5, lease_ms=30_000, entries_bytes=0)
     >>> decode_delivery(head[12:])
-    Delivered(delivery=5, lease_ms=30000, topic='t', grants=[(0, 9, 1)], entries_at=56)
+    Delivered(delivery=5, lease_ms=30000, topic='t', grants=[(0, 9, 1, 3)], entries_at=56)
     """
     assert len(grants) <= ROWS_MAX, "more than fits into a frame: split it"
     name = topic.encode()
@@ -272,9 +273,12 @@ def delivery_head(
     front = _DELIVERY.size + len(padded) + _GRANT.size * len(grants)
     head = (_HEAD_BYTES + front + entries_bytes, Kind.DELIVERY, 0, 0, request_id)
     packed = _ONE_DELIVERY.pack(*head, delivery, lease_ms, len(grants), len(name), 0) + padded
-    if len(grants) == 1:
-        return packed + _GRANT.pack(*grants[0], 0)
-    return packed + b"".join([_GRANT.pack(start, end, n, 0) for start, end, n in grants])
+    return packed + b"".join(
+        [
+            _GRANT.pack(start, end, attempt, deliveries - attempt)
+            for start, end, attempt, deliveries in grants
+        ]
+    )
 
 
 def decode_delivery(payload: Bytes) -> Delivered:
@@ -292,8 +296,10 @@ def decode_delivery(payload: Bytes) -> Delivered:
     except UnicodeDecodeError:
         raise ProtocolError(f"topic name {bytes(name)[:40]!r} is not text") from None
     packed = _GRANT.iter_unpack(memoryview(payload)[grants_at:entries_at])
-    grants = [(start, end, attempt) for start, end, attempt, _ in packed]
-    if not all(start < end <= _OFFSET_MAX for start, end, _ in grants):
+    grants = [
+        (start, end, attempt, attempt + uncounted) for start, end, attempt, uncounted in packed
+    ]
+    if not all(start < end <= _OFFSET_MAX for start, end, _, _ in grants):
         raise ProtocolError("a range of a DELIVERY ends before it starts")
     return Delivered(delivery, lease_ms, topic, grants, entries_at)
 

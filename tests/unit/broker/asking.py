@@ -100,7 +100,7 @@ class Consumer:
         for kind, payload in self.speaker.of(self.id):
             if kind == Kind.DELIVERY:
                 delivered = decode_delivery(payload)
-                found += [(delivered.delivery, start, end) for start, end, _ in delivered.grants]
+                found += [(delivered.delivery, start, end) for start, end, *_ in delivered.grants]
         return found
 
     @property

@@ -25,7 +25,7 @@ def attempts(consumer: Consumer) -> list[tuple[int, int]]:
     found = []
     for kind, payload in consumer.speaker.of(consumer.id):
         if kind == Kind.DELIVERY:
-            for start, end, attempt in decode_delivery(payload).grants:
+            for start, end, attempt, _ in decode_delivery(payload).grants:
                 found += [(offset, attempt) for offset in range(start, end)]
     return found
 

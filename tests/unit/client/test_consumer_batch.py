@@ -16,7 +16,7 @@ from onward.errors import LeaseLost
 from onward.message.batch import encode_batch
 from onward.message.entry import Draft, Kind, encode_entry
 
-Grants = list[tuple[int, int, int]]
+Grants = list[tuple[int, int, int, int]]
 
 
 class Ledger:
@@ -88,14 +88,14 @@ def test_exactly_what_was_granted_is_found(
 ) -> None:
     total = sum(map(sum, counts))
     offsets = sorted(first + number for number in chosen if number < total)
-    grants = [(start, end, 1 + start % 3) for start, end in ranges_of(offsets)]
+    grants = [(start, end, 1 + start % 3, 1 + start % 3) for start, end in ranges_of(offsets)]
     if not grants:
         return
     batch, ledger = opened(entries_of(counts, first=first), grants)
     assert batch.offsets == offsets
     assert batch.bodies == [b"%d" % offset for offset in offsets]
     assert batch.count == batch.granted == len(offsets)
-    attempts = {n: attempt for start, end, attempt in grants for n in range(start, end)}
+    attempts = {n: attempt for start, end, attempt, _ in grants for n in range(start, end)}
     for one in batch.messages():
         assert one.body == b"%d" % one.offset
         assert one.attempt == attempts[one.offset]
@@ -106,7 +106,7 @@ def test_exactly_what_was_granted_is_found(
 
 def test_a_group_that_chooses_hands_out_in_the_order_of_its_choice() -> None:
     entries = entries_of([[3, 3], [4]])
-    batch, _ = opened(entries, [(8, 9, 1), (2, 5, 1), (0, 1, 2), (9, 10, 1)])
+    batch, _ = opened(entries, [(8, 9, 1, 1), (2, 5, 1, 1), (0, 1, 2, 2), (9, 10, 1, 1)])
     assert batch.offsets == [8, 2, 3, 4, 0, 9]
     assert [one.offset for one in batch.messages()] == [8, 2, 3, 4, 0, 9]
     assert [one.attempt for one in batch.messages()] == [1, 1, 1, 1, 2, 1]
@@ -114,7 +114,7 @@ def test_a_group_that_chooses_hands_out_in_the_order_of_its_choice() -> None:
 
 
 def test_what_was_granted_but_not_sent_is_not_made_up() -> None:
-    batch, ledger = opened(entries_of([[3]], first=10), [(5, 8, 1), (11, 20, 1)])
+    batch, ledger = opened(entries_of([[3]], first=10), [(5, 8, 1, 1), (11, 20, 1, 1)])
     assert batch.offsets == [11, 12]
     assert (batch.count, batch.granted) == (2, 12)
     assert not ledger.said
@@ -124,7 +124,7 @@ def test_a_batch_that_is_damaged_is_rejected_and_its_neighbours_are_not() -> Non
     good, wrong = encode_batch([b"a", b"b"]), bytearray(encode_batch([b"c", b"d"]))
     wrong[-8] ^= 1
     entries = entry(0, [good, bytes(wrong), good], [2, 2, 2])
-    batch, ledger = opened(entries, [(1, 5, 1)])
+    batch, ledger = opened(entries, [(1, 5, 1, 1)])
     assert batch.offsets == [1, 4]
     assert batch.bodies == [b"b", b"a"]
     ((do, ranges, cause),) = ledger.said
@@ -137,26 +137,26 @@ def test_after_a_header_that_is_damaged_the_rest_of_its_entry_is_rejected() -> N
     good = encode_batch([b"a", b"b"])
     wrong = b"XXXX" + good[4:]
     entries = entry(0, [good, wrong, good], [2, 2, 2]) + entry(6, [good], [2])
-    batch, ledger = opened(entries, [(0, 8, 1)])
+    batch, ledger = opened(entries, [(0, 8, 1, 1)])
     assert batch.offsets == [0, 1, 6, 7]
     assert [(do, ranges) for do, ranges, _ in ledger.said] == [("reject", [(2, 6)])]
 
 
 def test_again_gives_a_part_of_a_batch_once_more() -> None:
-    batch, _ = opened(entries_of([[3, 3], [4]]), [(0, 10, 1)])
-    part = batch.again([(1, 4), (7, 8)], attempt=2)
+    batch, _ = opened(entries_of([[3, 3], [4]]), [(0, 10, 1, 1)])
+    part = batch.again([(1, 4), (7, 8)], attempt=2, deliveries=3)
     assert part.offsets == [1, 2, 3, 7]
-    assert {one.attempt for one in part.messages()} == {2}
+    assert {(one.attempt, one.deliveries) for one in part.messages()} == {(2, 3)}
     assert (part.count, list(part.held)) == (4, [(1, 4), (7, 8)])
 
 
 def test_a_filter_finds_what_it_wants_in_a_batch() -> None:
-    batch, _ = opened(entries_of([[3, 3], [4]]), [(1, 9, 1)])
+    batch, _ = opened(entries_of([[3, 3], [4]]), [(1, 9, 1, 1)])
     assert batch.wanted_by(Filter(tags_any=("even",))) == [(2, 3), (4, 5), (6, 7), (8, 9)]
 
 
 async def test_each_part_of_a_batch_is_settled_once() -> None:
-    batch, ledger = opened(entries_of([[10]]), [(0, 10, 1)])
+    batch, ledger = opened(entries_of([[10]]), [(0, 10, 1, 1)])
     await batch.ack_range(2, 5)
     await batch.settle_range("reject", 4, 6, cause="x")
     await batch.ack()
@@ -169,7 +169,7 @@ async def test_each_part_of_a_batch_is_settled_once() -> None:
 
 
 async def test_nothing_can_be_said_of_a_lease_that_is_lost() -> None:
-    batch, ledger = opened(entries_of([[10]]), [(0, 10, 1)])
+    batch, ledger = opened(entries_of([[10]]), [(0, 10, 1, 1)])
     ledger.is_lost = True
     for verb in (batch.ack, batch.retry, batch.reject, batch.release, batch.renew):
         with pytest.raises(LeaseLost, match="lease 7 of group 'g' on orders/0 was lost"):

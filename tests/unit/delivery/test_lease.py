@@ -49,7 +49,7 @@ def test_leases_are_what_a_plain_table_of_them_would_be(steps: list):
     for step, member, what, number in steps:
         match step:
             case "grant":
-                grants = [(0, number, 1), (20, 20 + number, 2)]
+                grants = [(0, number, 1, 1), (20, 20 + number, 2, 2)]
                 lease = leases.grant(member, SHARES[what], grants, now_ms=now_ms, lease_ms=10)
                 assert (lease.id, lease.leased_at_ms) == (next_id, now_ms)
                 offsets = {*range(number), *range(20, 20 + number)}
@@ -111,7 +111,7 @@ def assert_same(leases: Leases, table: dict[int, Held]) -> None:
 
 def test_the_end_of_a_lease_that_is_renewed_moves_on():
     leases = Leases()
-    lease = leases.grant("ann", SHARES["a"], [(0, 5, 1)], now_ms=0, lease_ms=100)
+    lease = leases.grant("ann", SHARES["a"], [(0, 5, 1, 1)], now_ms=0, lease_ms=100)
     for now_ms in range(50, 1_000, 50):
         assert leases.expire(now_ms) == []
         assert leases.renew(lease.id, member="ann", now_ms=now_ms, lease_ms=100)
@@ -123,7 +123,7 @@ def test_the_end_of_a_lease_that_is_renewed_moves_on():
 
 def test_a_range_is_settled_once_and_the_second_time_is_refused():
     leases = Leases()
-    lease = leases.grant("ann", SHARES["a"], [(0, 5, 1)], now_ms=0, lease_ms=100)
+    lease = leases.grant("ann", SHARES["a"], [(0, 5, 1, 1)], now_ms=0, lease_ms=100)
     assert leases.settle(lease.id, 0, 3, member="ann") == [(0, 3)]
     assert leases.settle(lease.id, 0, 5, member="ann") == [(3, 5)]
     assert leases.settle(lease.id, 0, 5, member="ann") == []
@@ -132,13 +132,13 @@ def test_a_range_is_settled_once_and_the_second_time_is_refused():
 
 def test_ids_begin_where_the_owner_says():
     leases = Leases(first_id=500)
-    assert leases.grant("ann", SHARES["a"], [(0, 5, 1)], now_ms=0, lease_ms=100).id == 500
+    assert leases.grant("ann", SHARES["a"], [(0, 5, 1, 1)], now_ms=0, lease_ms=100).id == 500
 
 
 def test_settled_leases_do_not_fill_the_heap():
     leases = Leases()
     for number in range(20_000):
-        lease = leases.grant("ann", SHARES["a"], [(0, 5, 1)], now_ms=number, lease_ms=10**9)
+        lease = leases.grant("ann", SHARES["a"], [(0, 5, 1, 1)], now_ms=number, lease_ms=10**9)
         leases.settle(lease.id, 0, 5, member="ann")
     assert len(leases._heap) <= 1_003
 
@@ -146,7 +146,7 @@ def test_settled_leases_do_not_fill_the_heap():
 def test_a_lease_of_a_quadrillion_messages_costs_as_little_as_one():
     huge = 10**15
     leases = Leases()
-    lease = leases.grant("ann", SHARES["a"], [(0, huge, 1)], now_ms=0, lease_ms=100)
+    lease = leases.grant("ann", SHARES["a"], [(0, huge, 1, 1)], now_ms=0, lease_ms=100)
     assert leases.settle(lease.id, 5, huge, member="ann") == [(5, huge)]
     assert leases.count == 5
 
@@ -154,17 +154,17 @@ def test_a_lease_of_a_quadrillion_messages_costs_as_little_as_one():
 def test_what_was_started_is_told_from_what_was_only_delivered() -> None:
     leases = Leases()
     share = Share("orders", start=0)
-    lease = leases.grant("ann", share, [(0, 10, 1)], now_ms=0, lease_ms=100, reports=True)
+    lease = leases.grant("ann", share, [(0, 10, 1, 1)], now_ms=0, lease_ms=100, reports=True)
     assert (lease.started, lease.unstarted) == ([], [(0, 10)])
-    lease.start(2, 4)
-    lease.start(6, 7)
+    lease.start(2, 4, now_ms=1)
+    lease.start(6, 7, now_ms=2)
     leases.settle(lease.id, 0, 3, member="ann")
     assert (lease.started, lease.unstarted) == ([(3, 4), (6, 7)], [(4, 6), (7, 10)])
-    lease.start(0, 10)
+    lease.start(0, 10, now_ms=3)
     assert (lease.started, lease.unstarted) == ([(3, 10)], [])
 
 
 def test_all_that_a_member_holds_counts_as_started_that_never_reports() -> None:
-    lease = Leases().grant("ann", Share("orders", start=0), [(0, 9, 1)], now_ms=0, lease_ms=100)
-    lease.start(2, 4)
+    lease = Leases().grant("ann", Share("orders", start=0), [(0, 9, 1, 1)], now_ms=0, lease_ms=100)
+    lease.start(2, 4, now_ms=1)
     assert (lease.started, lease.unstarted) == ([(0, 9)], [])

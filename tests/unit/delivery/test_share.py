@@ -28,6 +28,7 @@ class Model:
     finished: set[int] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
+    uncounted: dict[int, int] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
     odd_takes: int = 0
@@ -77,6 +78,11 @@ class Model:
             case "retried" | "expired" | "lost":
                 for offset in unfinished:
                     self.fail(offset, row)
+                    self.uncounted[offset] = self.uncounted.get(offset, 0) + (not row.counted)
+            case "released":
+                for offset in unfinished:
+                    self.uncounted[offset] = self.uncounted.get(offset, 0) + 1
+                self.give_back(unfinished)
             case "redriven":
                 self.begin_again([offset for offset in offsets if offset in self.dead])
             case "purged":
@@ -86,7 +92,7 @@ class Model:
                 self.begin_again([offset for offset in offsets if offset in self.finished])
             case "reset":
                 self.mark = self.head = row.offset
-                self.ready, self.waiting, self.attempts = set(), {}, {}
+                self.ready, self.waiting, self.attempts, self.uncounted = set(), {}, {}, {}
                 self.finished = set(range(row.offset))
                 self.dead = {one: why for one, why in self.dead.items() if one < row.offset}
 
@@ -96,6 +102,7 @@ class Model:
         for offset in offsets:
             self.waiting.pop(offset, None)
             self.attempts.pop(offset, None)
+            self.uncounted.pop(offset, None)
 
     def fail(self, offset: int, row: Trace) -> None:
         self.attempts.pop(offset, None)
@@ -149,7 +156,10 @@ def assert_same(share: Share, model: Model) -> None:
     for offset in range(model.end + 2):
         if offset < model.end:
             assert share.state_of(offset) == model.state(offset), offset
-        assert share.attempt_of(offset) == 1 + model.attempts.get(offset, 0)
+        attempt = 1 + model.attempts.get(offset, 0)
+        assert share.attempt_of(offset) == attempt
+        deliveries = attempt + model.uncounted.get(offset, 0)
+        assert share.grants([(offset, offset + 1)]) == [(offset, offset + 1, attempt, deliveries)]
     unfinished = model.all_in("ready", "waiting", "fresh", "taken")
     assert share.backlog(model.end) == len(unfinished)
     assert share.cursor == min([*unfinished, max(model.mark, model.end)]) or not unfinished
@@ -186,7 +196,7 @@ OFFSET = st.integers(0, END)
 RANGES = st.lists(st.tuples(OFFSET, OFFSET), min_size=1, max_size=3).map(
     lambda pairs: tuple((min(pair), max(pair)) for pair in pairs)
 )
-ENDINGS = ["acked", "filtered", "skipped", "dead", "redriven", "purged", "replayed"]
+ENDINGS = ["acked", "filtered", "skipped", "dead", "redriven", "purged", "replayed", "released"]
 FAILURES = ["retried", "expired", "lost"]
 STEPS = st.one_of(
     st.tuples(st.just("take"), st.integers(0, 15), st.booleans()),
@@ -247,8 +257,11 @@ def test_a_share_does_what_the_obvious_model_does(steps: list):
                 attempt, delay_ms = extra
                 due_at_ms = now_ms + delay_ms if delay_ms else 0
                 tell(
-                    Trace(did=step, at_ms=now_ms, ranges=what, attempt=attempt, due_at_ms=due_at_ms)
-                )
+                    Trace(
+                        did=step, at_ms=now_ms, ranges=what, attempt=attempt,
+                        due_at_ms=due_at_ms, counted=delay_ms % 3 > 0,
+                    )
+                )  # fmt: skip
             case _:
                 tell(Trace(did=step, at_ms=now_ms, ranges=what, cause=f"step {number}"))
         assert_same(share, model)
@@ -330,7 +343,7 @@ def test_a_group_far_behind_costs_two_numbers_and_whole_ranges_are_one_step():
     share = Share("t", start=0)
     for start in range(0, 1_000 * huge, huge):
         assert share.take(huge, end_offset=10**18) == [(start, start + huge)]
-        assert share.grants([(start, start + huge)]) == [(start, start + huge, 1)]
+        assert share.grants([(start, start + huge)]) == [(start, start + huge, 1, 1)]
         share.apply(row("acked", (start, start + huge)))
     share.apply(row("skipped", (10**18 + huge, 10**18 + 2 * huge)))
     assert share.backlog(10**18 + 3 * huge) == 2 * huge
@@ -348,7 +361,7 @@ def test_a_few_failed_ones_do_not_make_a_whole_range_slow():
     huge = 10**15
     share = running(taken=huge, end_offset=huge)
     share.apply(row("lost", (7, 9), attempt=2))
-    assert share.grants([(0, huge)]) == [(0, 7, 1), (7, 9, 3), (9, huge, 1)]
+    assert share.grants([(0, huge)]) == [(0, 7, 1, 1), (7, 9, 3, 3), (9, huge, 1, 1)]
     share.apply(row("retried", (100, 101), attempt=1, due_at_ms=50))
     share.give_back([(0, huge)])
     assert list(share.ready) == [(0, 100), (101, huge)]
@@ -362,8 +375,28 @@ def test_attempts_that_differ_split_a_grant():
     share.apply(row("lost", (2, 3), attempt=4))
     share.apply(row("lost", (3, 4), attempt=1))
     assert share.grants([(0, 6), (8, 9)]) == [
-        (0, 2, 2), (2, 3, 5), (3, 4, 2), (4, 6, 1), (8, 9, 1),
+        (0, 2, 2, 2), (2, 3, 5, 5), (3, 4, 2, 2), (4, 6, 1, 1), (8, 9, 1, 1),
     ]  # fmt: skip
+
+
+def test_a_release_counts_as_a_delivery_and_not_as_an_attempt():
+    share = running(taken=4)
+    share.apply(row("released", (0, 2)))
+    share.apply(row("released", (0, 1)))
+    share.apply(row("lost", (0, 1), attempt=1))
+    expected = [(0, 1, 2, 4), (1, 2, 1, 2), (2, 4, 1, 1)]
+    assert share.grants([(0, 4)]) == expected
+    assert Share.load(stored(share)).grants([(0, 4)]) == expected
+    assert [share.state_of(offset) for offset in (0, 1, 2)] == ["ready", "ready", "taken"]
+
+
+def test_deliveries_are_counted_of_a_limited_number_of_messages(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(share_module, "RETRIES_MAX", 3)
+    share = running(taken=9)
+    share.apply(row("released", (0, 9)))
+    share.apply(row("released", (0, 9)))
+    assert share.grants([(0, 9)]) == [(0, 3, 1, 3), (3, 9, 1, 1)]
+    assert not share.is_full
 
 
 def test_an_uncounted_retry_keeps_the_count_as_it_was():

@@ -36,7 +36,11 @@ ranges = st.tuples(st.integers(0, 2**62 - 1), st.integers(1, 2**62)).map(
     lambda r: (r[0], r[0] + r[1])
 )
 rows = st.lists(st.tuples(u64, ranges).map(lambda row: (row[0], *row[1])), max_size=20)
-grants = st.lists(st.tuples(ranges, u32).map(lambda row: (*row[0], row[1])), max_size=20)
+u31 = st.integers(0, 2**31 - 1)
+grants = st.lists(
+    st.builds(lambda span, attempt, more: (*span, attempt, attempt + more), ranges, u31, u31),
+    max_size=20,
+)
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)
 
 
@@ -207,7 +211,7 @@ def test_more_of_another_length_is_a_protocol_error() -> None:
             decode_more(payload)
 
 
-SOUND = delivery_head(3, "t", [(0, 9, 1)], delivery=5, lease_ms=9, entries_bytes=0)[12:]
+SOUND = delivery_head(3, "t", [(0, 9, 1, 1)], delivery=5, lease_ms=9, entries_bytes=0)[12:]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_the_published_in_the_protocol_document_is_what_is_answered() -> None:
 
 
 def test_the_delivery_in_the_protocol_document_is_what_is_sent() -> None:
-    grants = [(100, 103, 1), (107, 109, 2)]
+    grants = [(100, 103, 1, 1), (107, 109, 2, 2)]
     head = delivery_head(3, "orders", grants, delivery=9, lease_ms=30_000, entries_bytes=72)
     assert shown("protocol.md", "delivery") == head.hex(" ")
 

@@ -70,7 +70,7 @@ def test_the_golden_hello_is_taken_by_a_broker() -> None:
 def test_the_golden_deliveries_still_say_what_they_said() -> None:
     delivery, done, refused = [payload for _, _, payload in frames_in("frames_deliveries.bin")]
     front = decode_delivery(delivery)
-    assert front == (9, 30_000, "orders", [(100, 103, 1), (107, 109, 2)], 80)
+    assert front == (9, 30_000, "orders", [(100, 103, 1, 1), (107, 109, 2, 2)], 80)
     assert delivery[front.entries_at :] == bytes(range(72))
     assert decode_settled(done) == []
     assert decode_settled(refused) == [(1, 105, 107)]
