@@ -107,14 +107,16 @@ class Suspects:
 
     def _idle(self, crew: Crew, topic: str) -> Member | None:
         """Return a member that holds nothing and may get a suspect now."""
-        has_others: bool | None = None
+        available: set[str] | None = None
         for member in crew.members.values():
             if not self._may_get(crew, member, topic) or crew.leases.held_by(member.name):
                 continue
             if member.was_apart:
-                if has_others is None:
-                    has_others = any(source.available() > 0 for source in crew.sources.values())
-                if has_others:
+                if available is None:
+                    sources = crew.sources.items()
+                    available = {name for name, source in sources if source.available() > 0}
+                # Messages of topics that it does not consume are no other work for it.
+                if available & member.topics:
                     continue
             return member
         return None

@@ -186,6 +186,26 @@ async def test_an_exclusive_group_goes_on_with_one_suspect_after_the_other() -> 
     await broker.stop()
 
 
+async def test_suspects_do_not_wait_for_topics_that_their_member_does_not_consume() -> None:
+    clock = ManualClock()
+    broker = await open_broker(clock=clock)
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3)
+    await operator.publish("invoices", 3)
+    ann = await member_of(broker, "ann", topics=["orders", "invoices"], credit=0)
+    bob = await member_of(broker, "bob", topics=["orders"])
+    await bob.got(3)
+    await start(bob, 0, 1, 2)
+    await die(bob)
+    await die(ann)
+    cid = await member_of(broker, "cid", topics=["orders"])
+    await pass_time(broker, clock, death_pause_ms(1))
+    for offset in range(3):
+        assert await cid.got(offset + 1) == list(range(offset + 1)), "one after the other"
+        await cid.ack_offsets(offset)
+    await broker.stop()
+
+
 async def test_a_death_in_company_does_not_use_up_the_last_attempt() -> None:
     clock = ManualClock()
     broker = await open_broker(clock=clock)
