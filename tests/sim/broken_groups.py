@@ -152,3 +152,40 @@ def forgetful_checkpoints() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Groups, "save", save_little)
         yield
+
+
+def count_what_was_fetched(broker: Broker) -> None:
+    """Counts an attempt for everything that a member held when it died."""
+    settling = broker.consuming.settling
+    lose_all = settling.lose_all
+
+    def lose_unstarted(crew: Crew, leases: list[Any]) -> None:
+        for lease in leases:
+            lease.start(0, 1 << 62)
+        lose_all(crew, leases)
+
+    settling.lose_all = lose_unstarted
+
+
+def deliver_suspects_with_others(broker: Broker) -> None:
+    """Delivers a message with which a member died like any other one."""
+    broker.consuming._suspects.set_apart = lambda crew, share, ranges: ranges
+
+
+def blame_the_company(broker: Broker) -> None:
+    """Makes dead letters of all messages that were started when a member died."""
+    die = broker.consuming.settling._die
+    broker.consuming.settling._die = lambda crew, lease, company: die(crew, lease, 1)
+
+
+def count_past_the_policy(broker: Broker) -> None:
+    """Delivers a message once more, as a further attempt, when its last attempt failed by death."""
+    settling = broker.consuming.settling
+    dead, row = settling._dead, settling._row
+
+    def dead_unless_lost(crew: Crew, lease: Any, grant: Any, cause: str) -> Any:
+        if "died with it" in cause:
+            return row("lost", crew, lease, grant[1], attempt=grant[0], due_at_ms=0)
+        return dead(crew, lease, grant, cause)
+
+    settling._dead = dead_unless_lost

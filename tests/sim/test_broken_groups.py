@@ -16,6 +16,7 @@ pytestmark = pytest.mark.sim
 
 SEEDS = range(1, 13)
 FIXED = RetryPolicy(kind="fixed", delay_ms=50, attempts_max=4)
+NONE = RetryPolicy(kind="none")
 
 
 def plan(**settings: Any) -> GroupPlan:
@@ -41,9 +42,13 @@ def first_failure(run: Callable[[int], object]) -> str:
         (broken.look_at_nothing, plan(tag="even"), ("clock",), "G8: "),
         (broken.hand_out_twice, plan(), ("clock",), "G3: "),
         (broken.finish_for_the_dead, plan(), ("cut",), "G1: "),
+        (broken.count_what_was_fetched, plan(), ("clock",), "G10: "),
+        (broken.deliver_suspects_with_others, plan(), ("clock",), "G11: "),
+        (broken.blame_the_company, plan(retry=NONE), ("clock",), "G12: "),
+        (broken.count_past_the_policy, plan(retry=NONE), ("clock",), "G13: "),
         (
             broken.send_before_it_is_finished,
-            plan(at_most_once=True, retry=RetryPolicy(kind="none")),
+            plan(at_most_once=True, retry=NONE),
             ("power",),
             "G7: ",
         ),

@@ -5,7 +5,8 @@ For the tests of Onward and of programs that use it. Reading order: `clock` (tim
 what stands on them: `simulator` (a whole run), `scenario`, `node` (the broker's machine, with its
 `commit`), `workload` (programs), `members` and `operator` (those of groups), `trouble`, `history`
 and `checker` (what they saw, and whether it is possible; `group_history` and `group_checker` for
-groups), `fold` (whether the log says it all).
+groups, `wire_history` and `start_checker` for the frames of their members, `retention_checker` for
+what outlives retention), `fold` (whether the log says it all).
 
     simulate(seed=7)
       └─ VirtualLoop ─ VirtualClock       hours pass in milliseconds

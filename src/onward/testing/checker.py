@@ -10,6 +10,7 @@ works again. What it promises about the broker, if it finds nothing:
     I5    messages of one producer are in the order of its calls
     I13   everybody got an answer
     G1... what groups promise: see `group_checker`
+    R1... what retention leaves to them: see `retention_checker`
 
 Topics that lose messages on purpose (see `history`) are held to what is left of these promises.
 """
@@ -22,6 +23,7 @@ from itertools import pairwise
 from onward.message.message import Message
 from onward.testing.group_checker import check_groups
 from onward.testing.history import Attempt, History, Reading, id_of, kind_of
+from onward.testing.retention_checker import check_retention
 
 Drains = dict[str, list[Message]]
 
@@ -38,6 +40,7 @@ def check(history: History, drains: Drains) -> list[str]:
         *_drains_are_in_order(history, drains),
         *_acked_messages_are_there(history, drains),
         *check_groups(history.groups, drains),
+        *check_retention(history, drains),
     ]
 
 
@@ -177,6 +180,10 @@ def _all_messages(history: History, drains: Drains) -> Iterator[tuple[str, Messa
             yield reading.reader, message
     for handed in history.groups.handed:
         yield handed.stint.machine, handed.message
+    for group, dead in history.groups.dead.items():
+        for buried in dead.values():
+            if buried.message is not None:
+                yield f"the list of dead letters of {group!r}", buried.message
     for messages in drains.values():
         for message in messages:
             yield "the drain", message

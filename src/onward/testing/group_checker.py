@@ -10,6 +10,7 @@
     G7   at most once: nothing comes twice
     G8   nobody gets what the filter keeps out, and nobody joins a paused group and gets something
     G9   what a member held over a restart of the broker, and settled after it, came to nobody else
+    G10  and on: how starts are counted, see `start_checker`
 
 What operators did is an excuse for what it covers, from when it was asked for until it was answered
 (see `Act`). Offsets of topics that lose messages, or begin again, are only held to what is certain.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from onward.broker.settle import DEATHS_MAX
 from onward.message.message import Message
@@ -33,6 +34,7 @@ from onward.testing.group_history import (
     Verb,
 )
 from onward.testing.history import kind_of
+from onward.testing.start_checker import check_starts
 
 Drains = dict[str, list[Message]]
 Place = tuple[str, int]
@@ -46,7 +48,9 @@ def check_groups(history: GroupHistory, drains: Drains) -> list[str]:
     return [
         f"{violation} (group {plan.name!r}, {plan.mode})"
         for plan in history.plans.values()
-        for violation in _Check(history, plan, drains).violations()
+        for violation in chain(
+            _Check(history, plan, drains).violations(), check_starts(history, plan)
+        )
     ]
 
 

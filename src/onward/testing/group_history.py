@@ -22,6 +22,7 @@ from onward.delivery.record import Mode
 from onward.delivery.retry import RetryPolicy
 from onward.errors import LeaseLost, OutcomeUnknown
 from onward.message.message import Message
+from onward.testing.wire_history import WireEvent
 
 Do = Literal["ack", "retry", "reject", "release"]
 Answer = Literal["pending", "done", "lost", "unknown"]
@@ -30,6 +31,8 @@ ActKind = Literal[
 ]
 
 NEVER_US = 1 << 62
+DIED = "died"
+"""The end of a stint whose program was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class Buried:
     attempts: int
     cause: str
     member: str
+    message: Message | None = None
 
 
 @dataclass(slots=True)
@@ -194,6 +198,10 @@ class GroupHistory:
     """When connections of a machine ended, for the broker or for the machine."""
     late_us: int = 3_000_000
     """How long something may be on its way."""
+    wire: list[WireEvent] = field(default_factory=list)
+    """The frames of all members, in the order in which the broker handled them."""
+    may_refuse_rows: bool = False
+    """The disk may be full, so that the row of a death is not written."""
 
     def of_group(self, name: str) -> list[Handed]:
         """Return what the members of a group got, in the order in which it came."""
@@ -209,6 +217,7 @@ class GroupHistory:
         found.update(act.kind for act in self.acts)
         found["delivered"] = len(self.handed)
         found["stints"] = len(self.stints)
+        found["died"] = sum(stint.end == DIED for stint in self.stints)
         found["dead letters"] = sum(map(len, self.dead.values()))
         return found
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onward.client.receipt import BatchReceipt, Receipt
+from onward.delivery.trace import Trace
 from onward.errors import Conflict, OnwardError, OutcomeUnknown, TopicEnded
 from onward.message.message import Message
 from onward.testing.group_history import GroupHistory
@@ -67,6 +68,12 @@ class History:
     readings: list[Reading] = field(default_factory=list)
     acked_topics: set[str] = field(default_factory=set)
     groups: GroupHistory = field(default_factory=GroupHistory)
+    first_offsets: list[tuple[str, int]] = field(default_factory=list)
+    """Topics and their first offsets, in the order in which they were reported."""
+    trace: list[tuple[Trace, int]] = field(default_factory=list)
+    """The rows of the trace, in their order, and when each was read."""
+    has_whole_trace: bool = False
+    """No row of the trace was lost to retention."""
 
     def attempt(self, topic: str, *, producer: int, number: int, padding: int) -> Attempt:
         """Note a publish that is about to be made; its body is like no other one."""
@@ -101,6 +108,7 @@ class History:
         found: Counter[str] = Counter(one.outcome for one in self.attempts.values())
         found["attempts"] = len(self.attempts)
         found.update(self.groups.count())
+        found["dropped"] = sum(row.did == "skipped" for row, _ in self.trace)
         found["read"] = sum(len(reading.messages) for reading in self.readings)
         return found
 

@@ -4,13 +4,14 @@
     Sweeper    in peace: settles everything until its group has nothing left
 
 Some messages are bad for everybody, so that what becomes of them is known: each message whose
-number is a multiple of 17 always fails, each multiple of 23 is always rejected.
+number is a multiple of 17 always fails, each multiple of 23 is always rejected. A multiple of 29
+kills the program of its member, a moment after it has started; only sweepers survive it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Literal
 
@@ -18,7 +19,7 @@ from onward.client.client import Client
 from onward.client.consumer import Consumer
 from onward.client.delivery import Delivery
 from onward.errors import OnwardError, UnknownGroup
-from onward.testing.group_history import GroupPlan, Handed, Stint, Verb
+from onward.testing.group_history import DIED, GroupPlan, Handed, Stint, Verb
 from onward.testing.history import id_of, kind_of
 from onward.testing.workload import World
 
@@ -37,20 +38,24 @@ class Member:
         self._random = world.chance()
         self._member = name if self._random.random() < 0.5 else None
         self._topics = list(plan.topics)
+        self._settling: set[asyncio.Task[None]] = set()
 
     async def run(self, ends: asyncio.Event) -> None:
         """Be a member for one stint after another until `ends`."""
         while not ends.is_set():
             client, _ = await self._world.opened(self.name)
             for _ in range(self._random.randint(1, 4)):
-                if not ends.is_set():
-                    await self._stint(client)
-                    await asyncio.sleep(self._random.randint(0, 1_000) / 1000)
+                if ends.is_set():
+                    break
+                stint = await self._stint(client)
+                await asyncio.sleep(self._random.randint(0, 1_000) / 1000)
+                if stint.end == DIED:
+                    break
             if self._random.random() < 0.3:
                 self._world.network.kill(self.name)
             await client.close(drain=False)
 
-    async def _stint(self, client: Client) -> None:
+    async def _stint(self, client: Client) -> Stint:
         stint = self._world.begin_stint(self._plan, self.name)
         seconds = self._random.choice((1, 5, 20))
         try:
@@ -60,6 +65,7 @@ class Member:
             stint.end = "enough"
             stint.ended_us = min(stint.ended_us, stint.joined_us + seconds * 1_000_000)
         stint.ended_us = min(stint.ended_us, self._world.now_us())
+        return stint
 
     async def _try_to_work(self, client: Client, stint: Stint, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -77,8 +83,12 @@ class Member:
                 async for delivery in deliveries:
                     handed = self._world.hand(stint, delivery)
                     settling = self._settle(handed, delivery, mood)
+                    if is_deadly(delivery):
+                        settling.close()
+                        await self._die(stint)
+                        return
                     if self._random.random() < 0.5:
-                        tasks.create_task(settling)
+                        self._settle_soon(settling, tasks)
                     else:
                         await settling
                     limit -= 1
@@ -114,7 +124,21 @@ class Member:
                             yield delivery
                     await asyncio.sleep(0.01)
 
+    async def _die(self, stint: Stint) -> None:
+        """Kill this program: it settles nothing more, and the broker sees a reset."""
+        await asyncio.sleep(self._random.choice((0, 50, 50, 2_000)) / 1000)
+        self._world.trace(f"{self.name} dies")
+        self._world.network.kill(self.name)
+        stint.end = DIED
+        for task in self._settling:
+            task.cancel()
+
     # --- what becomes of a message -----------------------------------------------------------
+
+    def _settle_soon(self, settling: Coroutine[None, None, None], tasks: asyncio.TaskGroup) -> None:
+        task = tasks.create_task(settling)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
     async def _settle(self, handed: Handed, delivery: Delivery, mood: Mood) -> None:
         if self._plan.at_most_once:
@@ -226,6 +250,11 @@ def is_poison(message: Delivery) -> bool:
 def is_hopeless(message: Delivery) -> bool:
     """Tell whether everybody rejects a message."""
     return _number(message) % 23 == 0
+
+
+def is_deadly(message: Delivery) -> bool:
+    """Tell whether a message kills the program that starts it."""
+    return _number(message) % 29 == 0
 
 
 def _number(message: Delivery) -> int:

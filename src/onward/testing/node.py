@@ -30,6 +30,7 @@ from onward.testing.disk import FaultyDisk
 from onward.testing.fold import compare_folds
 from onward.testing.loop import VirtualClock, running_loop
 from onward.testing.network import LossyNetwork
+from onward.testing.wire_history import RecordedSession, WireEvent
 
 NAME = "broker"
 
@@ -51,6 +52,7 @@ class SimulatedNode:
         self.violations: list[str] = []
         self.deaths_us: list[int] = []
         self.starts_us: list[int] = []
+        self.wire: list[WireEvent] = []
         self.pause_ms_max = 2_000
         self.broker: Broker | None = None
         self._settings = settings
@@ -159,9 +161,13 @@ class SimulatedNode:
         self.broker = broker
         self.counts["start"] += 1
         self.starts_us.append(running_loop().now_us)
-        self._network.listen(NAME, broker.session)
+        self._network.listen(NAME, lambda: self._session(broker))
         self._trace(f"broker started: next event id {broker.log.next_index}")
         return True
+
+    def _session(self, broker: Broker) -> RecordedSession:
+        life = len(self.starts_us)
+        return RecordedSession(broker, self.wire, life=life, now_us=lambda: running_loop().now_us)
 
     def _new_commit(self, log: Log) -> SimulatedCommit:
         self._commit = self._make_commit(log)

@@ -35,6 +35,11 @@ class Scenario:
     groups: tuple[GroupPlan, ...]
 
     @property
+    def is_bounded(self) -> bool:
+        """Tell whether the log as a whole is bounded, so that all topics lose old messages."""
+        return self.settings.log.retention_bytes > 0
+
+    @property
     def late_us(self) -> int:
         """How long something may be on its way to a member."""
         is_slow = {"slow network", "partition"} & set(self.troubles)
@@ -56,16 +61,21 @@ class Scenario:
         chosen = tuple(random.sample(TROUBLES, random.randint(1, 6)))
         is_bounded = random.random() < 0.2
         topics = _topics(random, "trimmed" if is_bounded else "kept")
+        is_trimmed = "trimmed-9" in topics and random.random() < 0.5
         return cls(
             troubles=chosen if troubles is None else troubles,
-            settings=_settings(random, retention_bytes=60_000 if is_bounded else 0),
+            settings=_settings(
+                random, retention_bytes=60_000 if is_bounded else 0, is_trimmed=is_trimmed
+            ),
             publishers=random.randint(1, 4),
             followers=random.randint(1, 4),
             topics=topics,
             trouble_ms=random.choice((10_000, 30_000, 60_000)),
             pause_ms_max=random.choice((20, 200, 1_000)),
             executor_ms_max=random.choice((1, 5, 50, 300)),
-            groups=_groups(random, topics) if groups is None else _with_topics(groups, topics),
+            groups=_groups(random, topics, is_trimmed=is_trimmed)
+            if groups is None
+            else _with_topics(groups, topics),
         )
 
 
@@ -76,16 +86,22 @@ def _topics(random: Random, kind: TopicKind) -> tuple[str, ...]:
     return (*most, *others)
 
 
-def _groups(random: Random, topics: tuple[str, ...]) -> tuple[GroupPlan, ...]:
+def _groups(random: Random, topics: tuple[str, ...], *, is_trimmed: bool) -> tuple[GroupPlan, ...]:
+    """Choose some groups; with `is_trimmed` one of them for the topic that loses old messages."""
     count = random.choice((0, 1, 1, 2, 3))
-    return tuple(GroupPlan.choose(random, f"g{number}", topics) for number in range(count))
+    chosen = [GroupPlan.choose(random, f"g{number}", topics) for number in range(count)]
+    if is_trimmed:
+        chosen.append(GroupPlan.choose(random, f"g{count}", ("trimmed-9",)))
+    return tuple(chosen)
 
 
 def _with_topics(groups: tuple[GroupPlan, ...], topics: tuple[str, ...]) -> tuple[GroupPlan, ...]:
     return tuple(replace(plan, topics=plan.topics or topics[:1]) for plan in groups)
 
 
-def _settings(random: Random, *, retention_bytes: int) -> Settings:
+def _settings(random: Random, *, retention_bytes: int, is_trimmed: bool) -> Settings:
+    # Retention drops whole segments: only small ones go within a run.
+    segment_bytes = (8_192, 16_384) if is_trimmed else (8_192, 16_384, 65_536, 1 << 20)
     return Settings(
         server=ServerSettings(
             heartbeat_ms=random.choice((500, 5_000)),
@@ -95,7 +111,7 @@ def _settings(random: Random, *, retention_bytes: int) -> Settings:
         ),
         log=LogSettings(
             folder="log",
-            segment_bytes_max=random.choice((8_192, 16_384, 65_536, 1 << 20)),
+            segment_bytes_max=random.choice(segment_bytes),
             checkpoint_rows=random.choice((5, 50, 1_000)),
             checkpoint_bytes=random.choice((8_192, 65_536, 1 << 20)),
             preallocate_bytes=random.choice((0, 4_096, 65_536)),

@@ -19,6 +19,7 @@ from onward.client.client import Client
 from onward.client.delivery import Delivery
 from onward.client.link import Link
 from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
+from onward.delivery.trace import decode_row
 from onward.errors import (
     NotConnected,
     OnwardError,
@@ -34,6 +35,7 @@ from onward.testing.history import Attempt, History, Reading, kind_of
 from onward.testing.loop import VirtualClock, running_loop
 from onward.testing.network import LossyNetwork
 from onward.testing.node import NAME, Trace
+from onward.testing.schedule_history import is_scheduled
 
 TIMEOUT_S = 10.0
 UNANSWERED_MAX = 300
@@ -333,6 +335,36 @@ class TopicKeeper:
                 await client.change_topic(topic, rule=self._random.choice(rules))
             case "list":
                 await client.topics(ended=True)
+
+
+class Auditor:
+    """Asks again and again where topics begin, and reads the trace as it grows."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self._world = world
+        self._random = world.chance()
+
+    async def run(self, ends: asyncio.Event) -> None:
+        """Look every moment until `ends`."""
+        client, _ = await self._world.opened(self.name)
+        while not ends.is_set():
+            try:
+                await self.look(client)
+            except OnwardError as error:
+                self._world.trace(f"{self.name}: {type(error).__name__}")
+            await asyncio.sleep(self._random.randint(0, 2_000) / 1000)
+        await client.close()
+
+    async def look(self, client: Client) -> None:
+        """Note the first offsets of all topics, and the rows that are new in the trace."""
+        history = self._world.history
+        for topic in await client.topics():
+            if not is_scheduled(topic.topic):
+                history.first_offsets.append((topic.topic, topic.first_offset))
+        if history.has_whole_trace:
+            async for message in client.read("@trace", start=len(history.trace)):
+                history.trace.append((decode_row(message.body), self._world.now_us()))
 
 
 def _durability(topic: str) -> DurabilityName:
