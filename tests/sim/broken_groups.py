@@ -161,7 +161,7 @@ def count_what_was_fetched(broker: Broker) -> None:
 
     def lose_unstarted(crew: Crew, leases: list[Any]) -> None:
         for lease in leases:
-            lease.start(0, 1 << 62)
+            lease.start(0, 1 << 62, now_ms=0)
         lose_all(crew, leases)
 
     settling.lose_all = lose_unstarted

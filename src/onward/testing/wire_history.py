@@ -98,10 +98,12 @@ class RecordedSession(Session):
         if kind == Kind.DELIVERY:
             delivered = decode_delivery(bytes(parts[0][HEADER_BYTES:]))
             if delivered.delivery:
+                attempts = tuple(
+                    (start, end, attempt) for start, end, attempt, _ in delivered.grants
+                )
                 self._record(
-                    "delivered", consumer, delivered.delivery, tuple(delivered.grants),
-                    topic=delivered.topic,
-                )  # fmt: skip
+                    "delivered", consumer, delivered.delivery, attempts, topic=delivered.topic
+                )
         return super().send_parts(parts)
 
     def _take(self, kind: int, request_id: int, payload: bytes | bytearray) -> None:
