@@ -19,17 +19,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from onward.broker.schedule_log import READ_BYTES_MAX, ScheduleLog
 from onward.errors import Corruption, OnwardError, Unavailable
 from onward.log.disk import OsDisk
-from onward.log.log import Span
-from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.columns import Column
-from onward.message.entry import entry_heads
 from onward.schedule.aside import NICE, Aside, BuildPlan, MergePlan, Plan, perform
 from onward.schedule.ids import Ids
 from onward.schedule.layout import ROWS_MAX
 from onward.schedule.order import BEFORE_ALL, Moment, Part, Rows, TailPart, Taken, accepted_rows
-from onward.schedule.record import Record, Records, records_of
+from onward.schedule.record import Record, Records
 from onward.schedule.run import Run, Waiting
 from onward.schedule.state import SCHEDULE_TOPIC
 from onward.schedule.writer import RunSummary
@@ -43,7 +41,6 @@ logger = logging.getLogger("onward.schedule")
 
 TAIL_ROWS_MAX = 65_536
 TAIL_BYTES_MAX = 32 << 20
-READ_BYTES_MAX = 512 << 10
 FIRST_ROWS = 16
 STEP_ROWS_MAX = 16_384
 MERGED_RUNS = 8
@@ -81,6 +78,7 @@ class ScheduleFiles:
         self._broker = broker
         self._log = broker.log
         self._scheduling = scheduling
+        self._in_log = ScheduleLog(broker.log, broker.catalogue, broker.in_thread)
         self._tails: list[_Tail] = []
         self._runs: dict[str, Run] = {}
         self._building: asyncio.Task[None] | None = None
@@ -132,7 +130,7 @@ class ScheduleFiles:
         start = self._scheduling.state.built_end
         if topic is None or topic.next_offset <= start:
             return
-        span = next(self._spans(start, topic.next_offset), None)
+        span = next(self._in_log.spans(start, topic.next_offset), None)
         if span is None or span.first_offset > start:
             raise Corruption(
                 f"scheduled messages from number {start} on are not in the log, and no checkpoint "
@@ -140,24 +138,11 @@ class ScheduleFiles:
             )
 
     def _read_all(self, start: int, end: int) -> Iterator[Records]:
-        for span in self._spans(start, end):
-            entries = self._log.read(span, wait=True)
-            assert entries is not None
-            for records in _records(entries):
+        for span in self._in_log.spans(start, end):
+            for records in self._in_log.read([span]):
                 if records.count and records.numbers[-1] >= start:
                     first = max(0, start - records.numbers[0])
                     yield records.slice(first, records.count) if first else records
-
-    def _spans(self, start: int, end: int) -> Iterator[Span]:
-        topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
-        if topic is None:
-            return
-        while start < end:
-            span = self._log.plan(topic.number, start, bytes_max=READ_BYTES_MAX, end_offset=end)
-            if span is None:
-                return
-            yield span
-            start = span.end_offset
 
     # --- what comes in -----------------------------------------------------------------------
 
@@ -205,50 +190,7 @@ class ScheduleFiles:
     async def _records_of(self, part: Part, rows: Rows) -> Records:
         if isinstance(part, Run):
             return await self._broker.in_thread(lambda: part.records_of(rows))
-        return await self._from_log(list(rows.numbers))
-
-    async def _from_log(self, numbers: list[int]) -> Records:
-        """Return messages that wait in the log only, in the order of `numbers`."""
-        wanted = sorted(numbers)
-        spans = list(self._spans_of(wanted))
-        chosen = set(wanted)
-
-        def read() -> Records:
-            found = Records.empty()
-            for span in spans:
-                entries = self._log.read(span, wait=True)
-                assert entries is not None
-                for records in _records(entries):
-                    rows = [row for row, one in enumerate(records.numbers) if one in chosen]
-                    if rows:
-                        found.extend(
-                            records if len(rows) == records.count else records.select(rows)
-                        )
-            return found
-
-        found = await self._broker.in_thread(read)
-        if found.count != len(numbers):
-            raise Corruption(
-                f"{len(numbers) - found.count} scheduled messages are not in the log: "
-                f"run 'onward log check' on this folder"
-            )
-        if found.numbers == numbers:
-            return found
-        place = {number: row for row, number in enumerate(found.numbers)}
-        return found.select([place[number] for number in numbers])
-
-    def _spans_of(self, numbers: Sequence[int]) -> Iterator[Span]:
-        """Walk over the stretches of the log that hold the numbers, which ascend."""
-        at = 0
-        while at < len(numbers):
-            spans = self._spans(numbers[at], numbers[-1] + 1)
-            span = next(spans, None)
-            if span is None:
-                return
-            yield span
-            end = span.end_offset
-            while at < len(numbers) and numbers[at] < end:
-                at += 1
+        return await self._in_log.records(list(rows.numbers))
 
     # --- what is asked -----------------------------------------------------------------------
 
@@ -295,7 +237,7 @@ class ScheduleFiles:
     async def record(self, number: int) -> Record:
         """Return the message with this number, which waits; who calls holds the lock."""
         if any(tail.holds(number) for tail in self._tails):
-            return (await self._from_log([number])).record(0)
+            return (await self._in_log.records([number])).record(0)
         runs = [run for run in self._runs.values() if run.number_start <= number < run.number_end]
 
         def read() -> Record | None:
@@ -374,7 +316,7 @@ class ScheduleFiles:
         if not tail.part.rows_total or now_ms < self._looked_at_ms + LOOK_EVERY_MS:
             return False
         self._looked_at_ms = now_ms
-        span = next(self._spans(tail.part.number_start, tail.part.number_end), None)
+        span = next(self._in_log.spans(tail.part.number_start, tail.part.number_end), None)
         return span is not None and span.segment is not self._log.tail
 
     def _add_tail(self, tail: _Tail) -> None:
@@ -418,7 +360,7 @@ class ScheduleFiles:
         topic = self._broker.catalogue.by_name[SCHEDULE_TOPIC]
         files: list[str] = []
         pieces: list[tuple[int, int, int]] = []
-        for span in self._spans(start, end):
+        for span in self._in_log.spans(start, end):
             if span.segment.path not in files:
                 files.append(span.segment.path)
             pieces.append((files.index(span.segment.path), span.position, span.length))
@@ -688,13 +630,3 @@ class _Tail:
     def rows(self) -> Iterator[tuple[int, str]]:
         """Walk over (at_ms, topic) of everything that came here."""
         return zip(self._at_ms, self._topics, strict=True)
-
-
-def _records(entries: bytes | bytearray | memoryview) -> Iterator[Records]:
-    """Walk over the scheduled batches of raw entries."""
-    for entry in entry_heads(entries):
-        number, start = entry.base_offset, entry.body_position
-        for at, header in batches_of(entries, start, start + entry.body_bytes):
-            batch = decode_batch(entries, at, raw_bytes_max=RAW_BYTES_MAX)
-            yield records_of(batch, first_number=number, time_ms=entry.time_ms)
-            number += header.count

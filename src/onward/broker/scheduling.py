@@ -54,8 +54,9 @@ BATCH_BYTES_MAX = 512 << 10
 LOOK_AGAIN_S = 1.0
 """The clock is looked at so often at least: it may have jumped."""
 FAILED_PAUSE_S = 1.0
-OVERLAP_PAUSE_S = 0.004
-"""Between two takes that join the same commit: one in each millisecond would cost too much."""
+STEP_PAUSE_S = 0.004
+"""From the beginning of a step that took everything due to the next: a step in each millisecond
+would keep a core busy, and everything late where cores are scarce."""
 OVERLAP_MAX = 16
 DUE_COUNT_MS = 1_000
 
@@ -129,6 +130,8 @@ class Scheduling:
         self._is_stopped = False
         self._alarm = asyncio.Event()
         self._step_rows = STEP_ROWS_MIN
+        self._next_step_at = 0.0
+        """When the next step may begin, by the loop's clock."""
         self._step_number = state.step
         self._step_commit = -1
         """The commit that the newest step joined: what joins the same one is a part of it."""
@@ -227,7 +230,7 @@ class Scheduling:
         is_running = self._broker.failure is None and not self._broker.publishing.is_stopping
         if wait_s <= 0 and is_running:
             # Others have their turn of the loop, also when much is due.
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._pause_s())
             return
         self._alarm.clear()
         try:
@@ -235,6 +238,11 @@ class Scheduling:
                 await self._alarm.wait()
         except TimeoutError:
             pass
+
+    def _pause_s(self) -> float:
+        """Return how long it is until the next step may begin; timers have whole milliseconds."""
+        pause_s = self._next_step_at - self._loop.time()
+        return pause_s if pause_s >= 0.001 else 0.0
 
     def wake(self) -> None:
         """Look at once whether something is due: what waits, or the clock, has changed."""
@@ -266,11 +274,11 @@ class Scheduling:
 
     async def _next_step(self, in_flight: deque[Step]) -> Step | None:
         """Begin a step while others are being written; None when these must be settled first."""
-        publishing = self._broker.publishing
         while True:
             await asyncio.sleep(0)  # a commit that can begin now has begun after this
-            if publishing.commit_count == in_flight[-1].commit or not _has_room(in_flight):
-                await self._finish_stored(in_flight, wait_s=OVERLAP_PAUSE_S)
+            await self._finish_stored(in_flight, wait_s=self._pause_s())
+            while in_flight and (pause_s := self._pause_s()):
+                await self._finish_stored(in_flight, wait_s=pause_s)
             if not self._may_overlap(in_flight):
                 return None
             if _has_room(in_flight):
@@ -325,6 +333,7 @@ class Scheduling:
             # What is just being written may be due as well: it must not come after its time.
             bound_ms = min(bound_ms, scheduled_ms - 1)
         publishing.time_ms_min = max(publishing.time_ms_min, bound_ms)
+        began_at = self._loop.time()
         try:
             taken, records = await self._take(bound_ms, limit=self._step_rows)
         except TooLarge as enough:
@@ -333,6 +342,8 @@ class Scheduling:
         if not len(taken):
             await asyncio.sleep(0.001)
             return None
+        if len(taken) < self._step_rows:
+            self._next_step_at = began_at + STEP_PAUSE_S
         try:
             await self._count_due(bound_ms, is_all=len(taken) < self._step_rows)
             # Without any wait in between: nothing may be stored behind a step that was not.

@@ -147,6 +147,9 @@ class Part(Protocol):
     def take_until(self, now_ms: int, limit: int) -> Rows:
         """Return the next rows that fire at or before `now_ms`, in order; they wait no longer."""
 
+    def is_in_memory(self, now_ms: int) -> bool:
+        """Return True if taking the rows up to `now_ms` reads no file."""
+
     def seek(self, after: Moment) -> None:
         """Go to the first row after this one, forward or back: from there on all rows wait."""
 
@@ -244,9 +247,7 @@ class Order:
 
     def is_in_memory(self, now_ms: int) -> bool:
         """Return True if taking the rows up to `now_ms` reads no file."""
-        heads = ((part, part.head()) for part in self.parts)
-        due = (part for part, head in heads if head is not None and head[0] <= now_ms)
-        return all(isinstance(part, TailPart) for part in due)
+        return all(part.is_in_memory(now_ms) for part in self.parts)
 
     def count_due(self, now_ms: int) -> int:
         """Return how many rows wait that fire at or before `now_ms`; they go on waiting."""
@@ -391,6 +392,10 @@ class TailPart:
             self._place = end
             self._head = self._find_head()
         return taken
+
+    def is_in_memory(self, now_ms: int) -> bool:
+        """Return True: a tail is."""
+        return True
 
     def seek(self, after: Moment) -> None:
         """Go to the first row after this one, forward or back: from there on all rows wait."""

@@ -114,6 +114,15 @@ class Run:
             self._go_to(self._position + len(rows))
         return taken
 
+    def is_in_memory(self, now_ms: int) -> bool:
+        """Return True if the rows up to `now_ms` are in the page that was read last."""
+        if self._head is None or self._head[0] > now_ms:
+            return True
+        page = self.page_at(self._position)
+        if self._cached is None or self._cached[0] != page:
+            return False
+        return page + 1 == self.page_count or self._first_at_ms[page + 1] > now_ms
+
     def count_due(self, now_ms: int) -> int:
         """Return how many rows wait that fire at or before `now_ms`."""
         cached = self._cached

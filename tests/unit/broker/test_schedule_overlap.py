@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
+import onward
 from onward.broker.broker import Broker
 from onward.broker.commit import Commit, Done
+from onward.broker.scheduling import STEP_PAUSE_S
 from onward.errors import DiskFull
 from onward.log.log import Write
 from onward.message.batch import batches_of
@@ -146,4 +149,29 @@ async def test_a_decision_has_its_turn_while_steps_overlap() -> None:
     assert await cancelling == ["cancelled"]
     await schedule.settled()
     assert schedule.numbers() == [0, 1, 2]
+    await broker.stop()
+
+
+async def test_messages_that_are_due_in_each_millisecond_fire_in_steps_of_several() -> None:
+    async with onward.connect("memory:") as mq:
+        start_ms = time.time_ns() // 1_000_000 + 300
+        await mq.publish_many("orders", [b"x"] * 400, at=[start_ms + at for at in range(400)])
+        entries = set()
+        async for message in mq.read("orders", follow=True):
+            assert message.due_at_ms is not None
+            entries.add(message.event_id)
+            if message.offset == 399:
+                break
+        assert len(entries) <= 150
+
+
+async def test_a_single_message_does_not_wait_for_others() -> None:
+    broker = await open_broker()
+    schedule = await Schedule.of(broker)
+    await schedule.add(100)
+    assert broker.scheduling._pause_s() == 0.0
+    schedule.clock.advance(100)
+    broker.scheduling.wake()
+    await until(lambda: broker.scheduling.fired_count == 1)
+    assert 0.0 <= broker.scheduling._pause_s() <= STEP_PAUSE_S
     await broker.stop()

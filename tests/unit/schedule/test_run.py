@@ -89,6 +89,19 @@ def test_rows_are_taken_across_pages():
     assert run.head() == (TIME_MS + 400, 400)
 
 
+def test_a_run_reads_no_file_for_rows_of_the_page_that_it_read_last():
+    messages = plain(*range(TIME_MS, TIME_MS + 500), body=bytes(1_000))
+    run, _ = built(MemoryDisk(), "run", messages)
+    assert run.is_in_memory(TIME_MS - 1)
+    assert not run.is_in_memory(TIME_MS)
+    run.take_until(TIME_MS, 10)
+    next_page_ms, _ = run.page_key(1)
+    assert run.is_in_memory(next_page_ms - 1)
+    assert not run.is_in_memory(next_page_ms)
+    run.take_until(TIME_MS + 498, 10_000)
+    assert run.is_in_memory(2**62)
+
+
 def test_rows_with_gaps_are_refused():
     run, _ = built(MemoryDisk(), "run", plain(1, 2, 3))
     rows = run.take_until(2**62, 10)
