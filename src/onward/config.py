@@ -113,8 +113,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a value may be, in the units in which people write it."""
         if choices := get_args(get_args(self.kind)[0]):
             return f"expected one of {', '.join(map(str, choices))}"
-        text = str(error).replace("`", "").lower()
-        return re.sub(r"(?<=int [<>]= )\d+", lambda limit: self.format(int(limit[0])), text)
+        if limit := _OUT_OF_RANGE.match(str(error)):
+            bound = self.format(int(limit[2]))
+            unit = " bytes" if "bytes" in self.key and bound.isdecimal() else ""
+            return f"at {_BOUNDS[limit[1]]} {bound}{unit}"
+        return str(error).replace("`", "").lower()
 
     def _read(self, raw: object) -> object:
         if self.name == "auth.tokens":
@@ -143,6 +146,8 @@ def _list_settings() -> Iterator[Setting]:
 
 
 _DEFAULTS = Settings()
+_OUT_OF_RANGE = re.compile(r"Expected `int` ([<>]=) (-?\d+)")
+_BOUNDS = {"<=": "most", ">=": "least"}
 _WORDS = {"true": True, "yes": True, "on": True, "1": True} | dict.fromkeys(
     ("false", "no", "off", "0"), False
 )
@@ -227,7 +232,7 @@ def check(settings: Settings, *, listens: bool = True) -> None:
     >>> check(Settings())
     >>> check(Settings(server=ServerSettings(port=70_000)))
     Traceback (most recent call last):
-    onward.errors.InvalidRequest: server.port (program): 70000: expected int <= 65535
+    onward.errors.InvalidRequest: server.port (program): 70000: at most 65535
     """
     _check_each(settings)
     server, topics = settings.server, settings.topics

@@ -17,7 +17,7 @@ from onward.broker.replies import Operation, reply, reply_when_done
 from onward.broker.schedule_requests import ScheduleRequests
 from onward.broker.topic_entries import TopicEntries
 from onward.delivery.record import EXPIRES_MS_MAX, EXPIRES_MS_MIN
-from onward.durations import format_duration
+from onward.durations import format_duration, format_size
 from onward.errors import AlreadyExists, Forbidden, InvalidRequest, OnwardError
 from onward.message.names import (
     SINK_PREFIX,
@@ -36,7 +36,8 @@ LIMIT_MAX = 10_000
 PAGE_MAX = 1_000
 """A page never has more topics, whatever limit is asked for: one answer must not hold others up."""
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+# Bounded by `Requests._size`, whose error names the setting that decides.
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -278,7 +279,8 @@ class Requests:
         limit = self._largest_message_bytes
         if message_bytes_max > limit:
             raise InvalidRequest(
-                f"message_bytes_max is at most {limit} (topics.batch_bytes_max less its frame)"
+                f"message_bytes_max is at most {limit} bytes (topics.batch_bytes_max, "
+                f"{format_size(limit + 1024)}, less 1KiB), not {format_size(message_bytes_max)}"
             )
         return message_bytes_max
 

@@ -9,9 +9,10 @@ connected.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Protocol
@@ -196,7 +197,7 @@ def _with_options(command: Callable[..., object]) -> Callable[..., object]:
     decorated = click.option(
         "--timeout", "timeout_ms", type=DURATION, default=TIMEOUT, metavar="DURATION",
         help=f"How long to wait for an answer. [default: {TIMEOUT}]",
-    )(command)  # fmt: skip
+    )(_naming_options(command))  # fmt: skip
     decorated = click.option(
         "--token", envvar="ONWARD_TOKEN", metavar="SECRET",
         help="Proof of who you are; better in ONWARD_TOKEN than here.",
@@ -206,6 +207,38 @@ def _with_options(command: Callable[..., object]) -> Callable[..., object]:
         help="Where the broker is: host:port, several with commas, unix:PATH or file:FOLDER. "
         "[default: ONWARD_ADDRESS or localhost:7700]",
     )(decorated)  # fmt: skip
+
+
+def _naming_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Let the errors of a command name its options as they are written on the command line."""
+
+    @wraps(command)
+    def with_names(**options: Any) -> object:
+        try:
+            return command(**options)
+        except InvalidRequest as error:
+            if type(error) is not InvalidRequest:
+                raise  # names a topic or a group, not an option
+            text = name_options(str(error), click.get_current_context().command.params)
+            raise InvalidRequest(text) from error
+
+    return with_names
+
+
+def name_options(text: str, params: Sequence[click.Parameter]) -> str:
+    """Return the text of an error with the names of fields replaced by the options that set them.
+
+    >>> size = click.Option(["--retention-bytes"])
+    >>> name_options("'retention_bytes' is at least 0", [size])
+    '--retention-bytes is at least 0'
+    """
+    for param in params:
+        name = (param.name or "").removesuffix("_ms")
+        # A name without an underscore is also a word: `member`, `headers`.
+        if isinstance(param, click.Option) and "_" in name:
+            written = rf"(?<![\w.-])(['\"]?){name}(_ms)?\1(?![\w.=(-])"
+            text = re.sub(written, param.opts[0], text)
+    return text
 
 
 def refuse_at_once(address: str) -> None:

@@ -132,7 +132,7 @@ def test_a_limit_that_is_no_number_is_refused(onward: Onward):
     onward("group", "create", "limiting", "limited")
     result = onward("group", "change", "limiting", "--key-rate", "nan")
     assert result.returncode == 1
-    assert b"key_rate is 0 to 1e+09, not nan" in result.stderr
+    assert b"--key-rate is 0 to 1e+09, not nan" in result.stderr
 
 
 def test_a_group_is_paused_and_resumed(onward: Onward):

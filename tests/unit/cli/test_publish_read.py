@@ -318,7 +318,7 @@ def test_priority_and_tenant_are_published_and_read_back(onward: Onward) -> None
         (("read", "o", "--from", "9" * 23), b"there is no offset 99999999999999999999999"),
         (
             ("topics", "create", "o", "--message-bytes-max", "99GiB"),
-            b"_max' is at most",
+            b"error: --message-bytes-max is at most 16776192 bytes (topics.batch_bytes_max, 16MiB",
         ),
         (("topics", "create", "o", "--lifetime", "1s"), b"a topic lives at least 10s"),
         (("read", "o", "--count", "abc"), b"'abc' is not a number"),

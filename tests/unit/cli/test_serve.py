@@ -149,8 +149,10 @@ def test_a_log_folder_that_is_a_file_is_named(serving: Serving, tmp_path: Path):
     ("option", "value", "expected"),
     [
         ("--log.durability", "turbo", "'turbo': expected one of memory, interval, disk, quorum"),
-        ("--log.segment-bytes-max", "1TiB", "'1TiB': expected int <= 2GiB"),
-        ("--server.heartbeat-ms", "1ms", "'1ms': expected int >= 100ms"),
+        ("--log.segment-bytes-max", "1TiB", "'1TiB': at most 2GiB"),
+        ("--topics.batch-bytes-max", "2GiB", "'2GiB': at most 2147483647 bytes"),
+        ("--server.heartbeat-ms", "1ms", "'1ms': at least 100ms"),
+        ("--server.port", "70000", "'70000': at most 65535 (see"),
     ],
 )
 def test_a_wrong_setting_is_told_what_it_may_be(
