@@ -48,9 +48,11 @@ def command(
 
     Example:  onward find orders --key 7 --from 2h
     """
+    # An argument may hold bytes that are not UTF-8: they are searched for as bytes.
+    sought = None if text is None else text.encode(errors="surrogateescape")
     with connect() as mq:
         found = mq.find(
-            topic, key=key, trace_id=trace_id, headers=dict(headers), text=text, start=start,
+            topic, key=key, trace_id=trace_id, headers=dict(headers), text=sought, start=start,
             end=end, limit=limit,
         )  # fmt: skip
     for message in found:

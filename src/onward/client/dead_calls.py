@@ -23,6 +23,7 @@ from onward.client.groups import DeadLetterDescription, Offsets, as_ranges
 from onward.delivery.ranges import Range, ranges_of
 from onward.errors import InvalidRequest, UnknownTopic
 from onward.message.message import Message
+from onward.message.texts import check_text
 
 logger = logging.getLogger("onward.client")
 
@@ -64,6 +65,8 @@ class DeadCalls(Asking):
         """
         if text is not None and not isinstance(text, str):
             raise InvalidRequest(f"dead letters are searched for a text, not {text!r:.40}")
+        if text is not None:
+            check_text("text", text, characters_max=len(text))
         if where is not None and not callable(where):
             raise InvalidRequest(
                 f"'where' is a function that picks dead letters, not {where!r:.40}"
@@ -221,8 +224,11 @@ def _letter(fields: dict[str, Any]) -> DeadLetterDescription:
 
 def _is_wanted(letter: DeadLetterDescription, text: str | None, where: Where | None) -> bool:
     message = letter.message
-    if text is not None and text not in letter.cause:
-        sought = text.encode(errors="surrogateescape")
-        if message is None or sought not in message.body:
-            return False
+    if text is not None and not _has_text(letter, text):
+        return False
     return where is None or where(letter, message)
+
+
+def _has_text(letter: DeadLetterDescription, text: str) -> bool:
+    message = letter.message
+    return text in letter.cause or (message is not None and text.encode() in message.body)

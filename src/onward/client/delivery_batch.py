@@ -29,6 +29,7 @@ from onward.delivery.trace import short_cause
 from onward.durations import Duration, either_ms
 from onward.errors import Corruption, InvalidRequest, LeaseLost, OnwardError, ProtocolError
 from onward.message.entry import entry_heads
+from onward.message.texts import check_text
 from onward.protocol.deliveries import Grant
 
 logger = logging.getLogger("onward.consumer")
@@ -537,7 +538,7 @@ def _times(after: Duration | None, after_ms: int | None, at: datetime | int | No
 def _checked(cause: str) -> str:
     if not isinstance(cause, str):
         raise InvalidRequest(f"a cause is text, not {type(cause).__name__}")
-    return short_cause(cause)
+    return short_cause(check_text("cause", cause, characters_max=len(cause)))
 
 
 def done() -> asyncio.Future[None]:

@@ -20,6 +20,7 @@ from onward.errors import InvalidRequest, OffsetOutOfRange
 from onward.message.message import Message
 from onward.message.names import check_topic_name
 from onward.message.relative import Relative, resolve_ms
+from onward.message.texts import check_text
 
 FIND_MAX = 100_000
 STRETCH_GAP_MAX = 1_000
@@ -58,6 +59,24 @@ def parse_id(text: str) -> tuple[str, int]:
         raise InvalidRequest(f"{text!r} is no id of a message: write topic/offset, as orders/7")
     check_topic_name(topic, system=True)
     return topic, int(digits)
+
+
+def check_wanted(wanted: Wanted) -> None:
+    r"""Raise `InvalidRequest` if a text is none that a message could have.
+
+    >>> check_wanted(Wanted(key="\udc80"))
+    Traceback (most recent call last):
+    onward.errors.InvalidRequest: key is not valid Unicode: '\udc80' has a lone surrogate
+    """
+    for field in ("key", "trace_id"):
+        if (value := getattr(wanted, field)) is not None:
+            check_text(field, value)
+    if isinstance(wanted.text, str):
+        check_text("text", wanted.text, characters_max=len(wanted.text))
+    for name, value in (wanted.headers or {}).items():
+        check_text("name of a header", name)
+        if isinstance(value, str):
+            check_text(f"header {name!r}", value, characters_max=len(value))
 
 
 def read_end(end: Moment | None) -> End:
@@ -140,6 +159,7 @@ def _has_headers(headers: Mapping[str, str | bytes] | None, asked: Mapping[str, 
 def _as_bytes(value: str | bytes) -> bytes:
     if not isinstance(value, str | bytes):
         raise InvalidRequest(f"text or bytes can be looked for, not {value!r}")
+    # `surrogateescape` is for stored headers, which another client may have written.
     return value.encode(errors="surrogateescape") if isinstance(value, str) else value
 
 

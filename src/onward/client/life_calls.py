@@ -19,6 +19,7 @@ from onward.client.finding import (
     FIND_MAX,
     Moment,
     Wanted,
+    check_wanted,
     collect,
     find_messages,
     parse_id,
@@ -72,6 +73,7 @@ class LifeCalls(Asking):
         if type(limit) is not int or not 1 <= limit <= FIND_MAX:
             raise InvalidRequest(f"find returns 1 to {FIND_MAX} messages, not {limit!r}")
         wanted = Wanted(key, trace_id, headers or None, text or None)
+        check_wanted(wanted)
         until, begins = read_end(end), read_start(start)
         self._check_relative(begins)
         return await find_messages(

@@ -10,6 +10,7 @@ import pytest
 import onward
 from onward.client.message_parts import HEADER_VALUE_BYTES_MAX, HEADERS_BYTES_MAX
 from onward.errors import InvalidName, InvalidRequest
+from onward.testing.kit import kit
 
 LONE = "ab\udc80"
 LONG = "k" * 32_768
@@ -55,6 +56,15 @@ CALLS: dict[str, tuple[str, Callable[[onward.Client], Any]]] = {
     "create_group tags": ("tags", lambda mq: mq.create_group("g", "t", tags=["a", LONE])),
     "create_group headers": ("headers", lambda mq: mq.create_group("g", "t", headers={"a": LONE})),
     "create_group tenants": ("tenants", lambda mq: mq.create_group("g", "t", tenants={LONE: 2})),
+    "find key": ("key", lambda mq: mq.find("t", key=LONE)),
+    "find trace_id": ("trace_id", lambda mq: mq.find("t", trace_id=LONE)),
+    "find text": ("text", lambda mq: mq.find("t", text=LONE)),
+    "find header name": ("header", lambda mq: mq.find("t", headers={LONE: "a"})),
+    "find header value": ("header 'a'", lambda mq: mq.find("t", headers={"a": LONE})),
+    "dead_letters": ("text", lambda mq: anext(mq.dead_letters("g", text=LONE))),
+    "redrive": ("text", lambda mq: mq.redrive("g", text=LONE)),
+    "redrive offsets": ("text", lambda mq: mq.redrive("g", topic="t", offsets=[0], text=LONE)),
+    "purge": ("text", lambda mq: mq.purge("g", text=LONE, dry_run=True)),
     "hold_group": ("holder", lambda mq: mq.hold_group("g", holder=LONE)),
 }  # fmt: skip
 
@@ -79,6 +89,55 @@ async def test_a_lone_surrogate_is_refused_in_publish_soon_and_in_consume() -> N
             topic = names.pop("topic", "t")
             with pytest.raises(InvalidName, match=wrong):
                 mq.consume(topic, **names)  # type: ignore[arg-type]
+
+
+async def test_a_cause_with_a_lone_surrogate_is_refused_and_settles_nothing() -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda held: held.reject(LONE),
+        lambda held: held.retry(cause=LONE),
+        lambda held: held.reject_soon(LONE),
+        lambda held: held.retry_soon(cause=LONE),
+    ]
+    async with onward.connect("memory:", timeout="5s") as mq:
+        await mq.publish("t", "x")
+        async with mq.consume("t", group="g") as consumer:
+            (delivery,) = await consumer.fetch(1, wait="5s")
+            for settle in calls:
+                for held in (delivery, delivery.batch):
+                    with pytest.raises(InvalidRequest, match="cause is not valid Unicode"):
+                        await settle(held)
+            await delivery.reject("late")
+        assert [letter.cause async for letter in mq.dead_letters("g")] == ["late"]
+
+
+def test_the_blocking_delivery_refuses_a_cause_with_a_lone_surrogate() -> None:
+    with onward.connect_sync("memory:", timeout="5s") as mq:
+        mq.publish("t", "x")
+        with mq.consume("t", group="g") as consumer:
+            (delivery,) = consumer.fetch(1, wait="5s")
+            with pytest.raises(InvalidRequest, match="cause is not valid Unicode"):
+                delivery.reject(LONE)
+            with pytest.raises(InvalidRequest, match="cause is not valid Unicode"):
+                delivery.reject_soon(LONE).result(5)
+            delivery.ack()
+        with pytest.raises(InvalidRequest, match="text is not valid Unicode"):
+            list(mq.dead_letters("g", text=LONE))
+
+
+@pytest.mark.parametrize("error", [ValueError(LONE), onward.Reject(LONE)])
+async def test_an_exception_with_a_lone_surrogate_is_a_cause_that_shows_it(
+    error: Exception,
+) -> None:
+    app = onward.App("nowhere:1")
+
+    @app.consumer("t", group="g", retry="none")
+    async def fail(body: str) -> None:
+        raise error
+
+    async with kit(app) as k:
+        assert (await k.deliver("t", "x")).did == "dead"
+        (letter,) = await k.dead()
+        assert letter.cause.endswith(r"ab\udc80")
 
 
 @pytest.mark.parametrize("field", ["name", "token"])
