@@ -299,6 +299,7 @@ class Consuming:
             for member in list(crew.members.values()):
                 if not any(name in crew.sources for name in member.topics):
                     self._end(member, TopicEnded(f"topic {topic.name!r} was {reason}"))
+            self.joining.tell_topics(crew)
 
     def tick(self) -> None:
         """Do what an alarm has missed, and take up topics that came back under their names."""
@@ -322,8 +323,12 @@ class Consuming:
                 continue
             # Its members were there all the time: they get it from its beginning.
             self.begin_share(
-                crew.group, name, lambda error: self.attach(crew), offset=topic.first_offset
+                crew.group, name, lambda error: self._taken_up(crew), offset=topic.first_offset
             )
+
+    def _taken_up(self, crew: Crew) -> None:
+        self.attach(crew)
+        self.joining.tell_topics(crew)
 
     # --- the parts of a crew -----------------------------------------------------------------
 
@@ -388,8 +393,8 @@ class Consuming:
                 self._choose_anew(crew, name)
         if record.mode == "broadcast" and before is not None and tasks(before) != tasks(record):
             self.joining.tell_again(crew)
-        if record.mode != "broadcast":
-            crew.follow(frozenset(record.topics))
+        if record.mode != "broadcast" and crew.follow(frozenset(record.topics)):
+            self.joining.tell_topics(crew)
         self.attach(crew)
 
     def _choose_anew(self, crew: Crew, name: str) -> None:

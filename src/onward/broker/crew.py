@@ -155,14 +155,15 @@ class Crew:
         member.state = "active"
         self._enter(member)
 
-    def follow(self, topics: Topics) -> None:
-        """Let members that named no topics get those that their group has now."""
-        for member in self.members.values():
-            if member.follows and member.topics != topics:
-                self._step_out(member)
-                member.topics = topics
-                if not member.is_waiting:
-                    self._enter(member)
+    def follow(self, topics: Topics) -> bool:
+        """Let members that named no topics get the group's; return True if any changed."""
+        behind = [one for one in self.members.values() if one.follows and one.topics != topics]
+        for member in behind:
+            self._step_out(member)
+            member.topics = topics
+            if not member.is_waiting:
+                self._enter(member)
+        return bool(behind)
 
     def give(self, member: Member, credit: int) -> None:
         """Change how many deliveries a member may still get."""

@@ -94,8 +94,18 @@ class Joining:
         What was published after the change comes behind this, on the same connection.
         """
         for member in crew.members.values():
-            joined = self._welcome(member, tuple(sorted(member.topics)))
-            member.session.send(Kind.REPLY, member.consumer_id, encode_json(joined))
+            self._tell(member, tuple(sorted(member.topics)))
+
+    def tell_topics(self, crew: Crew) -> None:
+        """Send the members that named no topics the topics that their group has now."""
+        topics = self._existing(crew.group)
+        for member in crew.members.values():
+            if member.follows:
+                self._tell(member, topics)
+
+    def _tell(self, member: Member, topics: tuple[str, ...]) -> None:
+        joined = self._welcome(member, topics)
+        member.session.send(Kind.REPLY, member.consumer_id, encode_json(joined))
 
     def stop(self) -> None:
         """Let nobody in any more."""
@@ -208,8 +218,11 @@ class Joining:
 
     def _topics(self, group: Group, consume: Consume) -> tuple[str, ...]:
         """Return the topics that a member gets: as named, else those of the group that exist."""
+        return consume.topics or self._existing(group)
+
+    def _existing(self, group: Group) -> tuple[str, ...]:
         by_name = self._broker.catalogue.by_name
-        return consume.topics or tuple(
+        return tuple(
             name for name in group.record.topics if name in by_name and not by_name[name].ending
         )
 

@@ -102,7 +102,10 @@ class Consumer:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is consumed: as named, else the topics of the group when this member joined."""
+        """The topics that were named, else those of the group now; of a broadcast when it joined.
+
+        Without named topics they are empty before the first join.
+        """
         return self._consume.topics or (() if self._last is None else self._last.topics)
 
     @property
@@ -609,7 +612,7 @@ class Consumer:
             self._following.begin(link, joined)
 
     def _on_changed(self, joined: Joined) -> None:
-        """Follow a broadcast that was changed under its members."""
+        """Follow a group that was changed under its members."""
         self._last = joined
         if self._following is not None:
             self._following.follow(joined)

@@ -48,7 +48,7 @@ class SyncConsumer:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is consumed."""
+        """The topics that were named, else those of the group now."""
         return self._consumer.topics
 
     @property

@@ -1,7 +1,8 @@
 """What is inside the frames of a group's member: joining, credit, deliveries and their outcome.
 
     CONSUME   JSON `Consume`; its request id is the consumer's id; REPLY is JSON `Joined`, in a
-              broadcast once more whenever its filter or its retry policy was changed
+              broadcast once more whenever its filter or its retry policy was changed, and to
+              members that named no topics whenever the group has other ones
     MORE      credit i32: deliveries to allow more, or fewer when negative
     ACK       consumer u32, zero u32, rows of (delivery u64, start u64, end u64)
     SETTLE    JSON `Settle`: whatever is not a plain ack

@@ -30,6 +30,32 @@ async def test_a_member_without_topics_follows_its_group(options: dict[str, Any]
             assert (delivery.topic, delivery.text) == ("returns", "b")
 
 
+@pytest.mark.parametrize("mode", ["shared", "ordered", "exclusive"])
+async def test_the_topics_of_a_member_without_topics_are_those_of_its_group(mode: Any) -> None:
+    async with calling() as (client, cable, _):
+        await client.create_group("g", "orders", mode=mode)
+        async with client.consume(group="g") as consumer, client.consume(group="g") as second:
+            await client.change_group("g", add_topics=["refunds", "returns"])
+            await until(lambda: consumer.topics == ("orders", "refunds", "returns"))
+            await until(lambda: second.topics == consumer.topics)
+            await client.change_group("g", remove_topics="refunds")
+            await until(lambda: consumer.topics == ("orders", "returns"))
+            await client.delete_topic("orders")
+            await until(lambda: consumer.topics == ("returns",))
+            await client.publish("orders", "again")
+            cable.broker.consuming.tick()
+            await until(lambda: consumer.topics == ("orders", "returns"))
+            (delivery,) = await fetch(consumer, 1)
+            assert delivery.text == "again"
+
+
+async def test_the_topics_of_a_member_that_names_them_stay_as_named() -> None:
+    async with calling() as (client, _, _), client.consume("orders", group="g") as consumer:
+        await client.change_group("g", add_topics="returns")
+        assert (await client.group("g")).members
+        assert consumer.topics == ("orders",)
+
+
 async def test_what_another_member_brings_comes_to_those_without_topics() -> None:
     async with calling() as (client, cable, _):
         await client.create_group("g", "orders")
@@ -91,6 +117,8 @@ def test_a_thread_can_leave_out_topics() -> None:
         mq.publish("orders", "a")
         with mq.consume(group="g") as consumer:
             assert [one.text for one in consumer.fetch(wait=0)] == ["a"]
+            mq.change_group("g", add_topics="refunds")
+            assert consumer.topics == ("orders", "refunds")
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "ordered"}, {"tags": ["eu"]}])
