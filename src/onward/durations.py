@@ -36,6 +36,7 @@ _SIZE = re.compile(r"(\d{1,18})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _SIZE_BYTES_MAX = 2**63 - 1
 
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+_DIGITS_SHOWN = 20
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -172,6 +173,27 @@ def parse_instant_ms(text: str, *, now_ms: int) -> int:
         raise InvalidRequest(
             f"{text!r} is not a time: write 2026-11-16T10:00:00Z, 10m (ago), now "
             "or milliseconds since 1970"
+        )
+    return max(0, instant_ms)
+
+
+def parse_date_ms(text: str) -> int:
+    """Read an instant where a number is an offset: digits alone are refused.
+
+    >>> parse_date_ms("1970-01-02T00:00:00Z")
+    86400000
+    """
+    if text.isdecimal():
+        number = int(text[:_DIGITS_SHOWN])
+        raise InvalidRequest(
+            f"{text[:_DIGITS_SHOWN]!r} is neither an offset nor a time: an offset is the number "
+            f"{number}, a time is an instant ('2026-11-16T10:00:00Z') or has a unit ('{number}s' "
+            "is that long ago)"
+        )
+    instant_ms = _read_date(text)
+    if instant_ms is None:
+        raise InvalidRequest(
+            f"{text[:40]!r} is not a time: write 2026-11-16T10:00:00Z, 10m (ago) or now"
         )
     return max(0, instant_ms)
 

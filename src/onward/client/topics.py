@@ -12,7 +12,7 @@ from onward.durations import (
     duration_ms,
     either_ms,
     parse_ago_ms,
-    parse_instant_ms,
+    parse_date_ms,
 )
 from onward.errors import InvalidRequest
 from onward.message.message import Message
@@ -175,7 +175,7 @@ def past_ms(value: str | datetime | timedelta, name: str) -> int | Relative:
     if ago_ms is not None:
         return Relative(-ago_ms)
     assert isinstance(value, str)
-    return parse_instant_ms(value, now_ms=0)
+    return parse_date_ms(value)
 
 
 def check_end(end: int | None) -> None:

@@ -55,6 +55,24 @@ def _declared() -> list[tuple[str, dict[str, str]]]:
     return signatures + options
 
 
+MOMENTS: dict[str, Callable[[onward.Client], Any]] = {
+    "read": lambda mq: mq.read("t", start="10"),
+    "consume": lambda mq: mq.consume("t", group="g", start="10"),
+    "create_group": lambda mq: mq.create_group("g", "t", start="10"),
+    "reset_group": lambda mq: mq.reset_group("g", to="10"),
+    "replay": lambda mq: mq.replay("g", "t", start="10"),
+    "find start": lambda mq: mq.find("t", start="10"),
+    "find end": lambda mq: mq.find("t", end="10"),
+}
+
+
+@pytest.mark.parametrize("call", MOMENTS)
+async def test_digits_as_text_are_neither_an_offset_nor_a_time(call: str) -> None:
+    async with onward.connect("memory:") as mq:
+        with pytest.raises(InvalidRequest, match="offset is the number 10, a time .*'10s' is"):
+            await MOMENTS[call](mq)
+
+
 def test_every_duration_of_a_public_call_has_a_twin_in_milliseconds() -> None:
     durations = [
         (call, name, arguments)
