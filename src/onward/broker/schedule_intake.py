@@ -25,6 +25,7 @@ from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch, with_due_times
 from onward.message.columns import NO_INSTANT, Column, unpack_optional
 from onward.message.names import check_topic_name
+from onward.message.texts import UNIQUE_CHARACTERS_MAX
 from onward.schedule.record import OPTIONAL, Records, due_of, topics_of
 from onward.schedule.state import SCHEDULE_TOPIC
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from onward.broker.publish import Publish
     from onward.broker.scheduling import Scheduling
 
-UNIQUE_CHARACTERS_MAX = 512
 REPLACE_WAITING = -1
 """In the column `replaces`: take the place of whatever waits under the same business key."""
 RECURRING = "@recurring/"

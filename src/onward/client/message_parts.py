@@ -12,7 +12,7 @@ from typing import Any
 
 from onward.errors import InvalidRequest
 from onward.message.headers import HEADERS_MAX
-from onward.message.texts import check_text, check_texts, is_unicode
+from onward.message.texts import UNIQUE_CHARACTERS_MAX, check_text, check_texts, is_unicode
 
 Tags = str | Sequence[str] | None
 Headers = Mapping[str, str | bytes]
@@ -21,10 +21,7 @@ HEADER_VALUE_BYTES_MAX = 64 << 10
 HEADERS_BYTES_MAX = 256 << 10
 """All names and values of one message together."""
 
-_FIELDS = {
-    "keys": "key", "tags": "tag", "trace_ids": "trace_id", "tenants": "tenant",
-    "uniques": "unique",
-}  # fmt: skip
+_FIELDS = {"keys": "key", "tags": "tag", "trace_ids": "trace_id", "tenants": "tenant"}
 
 
 def optional_parts(
@@ -86,6 +83,8 @@ def check_column(name: str, column: Sequence[object], *, count: int) -> None:
         values = [value for value in values if value is not None]
     if name == "headers":
         check_headers(values)
+    elif name == "uniques":
+        check_texts("unique", values, characters_max=UNIQUE_CHARACTERS_MAX)
     elif name != "priorities":
         check_texts(_FIELDS[name], values)
 

@@ -27,7 +27,7 @@ from onward.durations import (
 )
 from onward.errors import InvalidRequest
 from onward.message.relative import Relative
-from onward.message.texts import check_text
+from onward.message.texts import UNIQUE_CHARACTERS_MAX, check_text
 
 At = str | int | datetime
 Delays = Duration | Sequence[Duration]
@@ -157,9 +157,9 @@ def step_for(span_ms: int) -> int:
 
 
 def check_unique(unique: object) -> None:
-    """Refuse what is no business key; what is too long for one is the broker's to judge."""
+    """Raise `InvalidRequest` for a business key that is no text, or that is too long."""
     if unique is not None:
-        check_text("unique", unique)
+        check_text("unique", unique, characters_max=UNIQUE_CHARACTERS_MAX)
 
 
 def check_replace(replace: object, *, has_unique: bool) -> None:

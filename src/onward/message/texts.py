@@ -14,6 +14,8 @@ from typing import Final
 from onward.errors import InvalidRequest
 
 TEXT_CHARACTERS_MAX: Final = 32_767
+UNIQUE_CHARACTERS_MAX: Final = 512
+"""Length of a business key, `unique`."""
 
 
 def check_text(field: str, text: object, *, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
@@ -34,16 +36,18 @@ def check_text(field: str, text: object, *, characters_max: int = TEXT_CHARACTER
     return text
 
 
-def check_texts(field: str, texts: Collection[str]) -> None:
+def check_texts(
+    field: str, texts: Collection[str], *, characters_max: int = TEXT_CHARACTERS_MAX
+) -> None:
     """Check many texts at once, as `check_text` does for one, without looking at each of them.
 
     >>> check_texts("key", ["a", "b"])
     """
     joined = "".join(texts)
-    is_long = len(joined) > TEXT_CHARACTERS_MAX and max(map(len, texts)) > TEXT_CHARACTERS_MAX
+    is_long = len(joined) > characters_max and max(map(len, texts)) > characters_max
     if is_long or not (joined.isascii() or is_unicode(joined)):
         for text in texts:  # one of them is wrong: the error shows which
-            check_text(field, text)
+            check_text(field, text, characters_max=characters_max)
 
 
 def is_unicode(text: str) -> bool:

@@ -38,6 +38,7 @@ from onward.errors import InvalidRequest
 from onward.message.batch import decode_batch, join_columns
 from onward.message.columns import ABSENT, Column, pack_numbers
 from onward.message.names import check_topic_name
+from onward.message.texts import UNIQUE_CHARACTERS_MAX
 from onward.pipeline import ledger, staging
 from onward.pipeline.brief import brief
 from onward.pipeline.place import Place, open_client, place_of
@@ -70,7 +71,6 @@ _OF_SPARK = ("path", "checkpointlocation", "queryname")
 _OF_KAFKA = {"kafka.bootstrap.servers": "servers", "includeheaders": ""}
 """Options of Kafka's connector: headers are written whenever there is a column of them."""
 _ROWS_MAX = 10_000
-UNIQUE_CHARACTERS_MAX = 512
 AHEAD_MS_MAX = ScheduleSettings().ahead_ms_max
 """How far ahead a row may be due without asking: as far as a broker takes it that was not told."""
 REPLACE_WAITING = -1

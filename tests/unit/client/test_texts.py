@@ -186,6 +186,23 @@ async def test_a_text_over_the_limit_is_refused_alone_and_in_a_batch(field: str)
         await mq.publish_many("t", ["x", "y"], **{COLUMNS[field]: [most, None]})  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("length", [513, 32_768])
+async def test_a_business_key_over_the_limit_is_told_the_limit(length: int) -> None:
+    unique = "u" * length
+    calls: list[Callable[[onward.Client], Any]] = [
+        lambda mq: mq.publish("t", "x", delay="1h", unique=unique),
+        lambda mq: mq.publish_many("t", ["x", "y"], delay="1h", uniques=[None, unique]),
+        lambda mq: mq.cancel_scheduled(unique=unique),
+        lambda mq: mq.reschedule(unique=unique, delay="1h"),
+        lambda mq: mq.scheduled(unique=unique),
+    ]
+    async with onward.connect("memory:", timeout="5s") as mq:
+        for call in calls:
+            with pytest.raises(InvalidRequest, match=f"unique has {length} characters; 512 are"):
+                await call(mq)
+        await mq.publish("t", "x", delay="1h", unique="u" * 512)
+
+
 @pytest.mark.parametrize(("headers", "told"), OVER, ids=[told for _, told in OVER])
 async def test_headers_over_a_limit_are_refused_alone_and_in_a_batch(
     headers: dict[str, Any], told: str

@@ -29,6 +29,7 @@ from onward.clock import SystemClock
 from onward.durations import format_duration
 from onward.errors import InvalidRequest, UnknownTopic
 from onward.message.names import check_topic_name
+from onward.message.texts import UNIQUE_CHARACTERS_MAX
 from onward.pipeline import runs
 from onward.pipeline.append import append
 from onward.pipeline.expressions import column, first_sentence, quietly, type_of
@@ -45,7 +46,6 @@ FORMATS = ("parquet", "csv", "json", "orc", "jdbc")
 _DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "map", "array", "variant")
-_UNIQUE_CHARACTERS_MAX = 512
 _FAR_MS = 253_402_300_799_999
 _SYSTEM = "@"
 _NO_DRIVER = "no suitable driver"
@@ -205,9 +205,9 @@ def _check(rows: DataFrame, place: Place) -> Row:
         "have no topic": sql.col("topic").isNull(),
     }
     if "unique" in rows.columns:
-        limit = f"1 to {_UNIQUE_CHARACTERS_MAX} characters and no {_SYSTEM!r} in front"
+        limit = f"1 to {UNIQUE_CHARACTERS_MAX} characters and no {_SYSTEM!r} in front"
         wrong[f"have a unique key that is none: it has {limit}"] = ~sql.length("unique").between(
-            1, _UNIQUE_CHARACTERS_MAX
+            1, UNIQUE_CHARACTERS_MAX
         ) | sql.col("unique").startswith(_SYSTEM)
     counts = {
         "rows": sql.count(sql.lit(1)),
