@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import click
 
 from onward.cli.lines import LEVELS, log_as_configured
-from onward.cli.user_error import user_traceback
 from onward.cli.workers import EXIT_CONFLICT, EXIT_WRONG, WORKER_VARIABLE, supervise
+from onward.client.user_error import user_traceback
 from onward.errors import Conflict, InvalidRequest, UnknownGroup, UnknownTopic
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def command(
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it is, it is about the user's module
-        click.echo(user_traceback(error), err=True)
+        click.echo(user_traceback(error, without=[click]), err=True)
         raise click.ClickException(f"{app!r} cannot be imported: see above") from None
     # Only now: the module may configure logging, and that holds.
     log_as_configured(log_level)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from onward.client.user_error import logged_error
 from onward.clock import Clock, SystemClock
 
 EVERY_MS = 1_000
@@ -32,7 +33,10 @@ class Seldom:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def warn(self, topic: str, text: str, *, error: BaseException | None = None) -> None:
-        """Say `text`, unless something on the same `topic` was said a moment ago."""
+        """Say `text`, unless something on the same `topic` was said a moment ago.
+
+        The traceback of `error` begins with the user's function.
+        """
         now_ms = self._clock.monotonic_ms()
         said_at_ms = self._said_at_ms.get(topic)
         if said_at_ms is not None and now_ms - said_at_ms < self._every_ms:
@@ -40,7 +44,8 @@ class Seldom:
             return
         left_out = self._begin(topic)
         more = f" (and {left_out[0]} more like this before)" if left_out else ""
-        self._logger.warning("%s%s", text, more, exc_info=error)
+        exc_info = None if error is None else logged_error(error)
+        self._logger.warning("%s%s", text, more, exc_info=exc_info)
 
     def flush(self) -> None:
         """Say what was left out until now."""

@@ -20,6 +20,18 @@ T = TypeVar("T")
 _Call = Callable[[], None]
 
 
+class RaisedInThread(RuntimeError):
+    """Carries `error`, which a future cannot hold, or which would end the event loop.
+
+    >>> RaisedInThread(SystemExit(3))
+    RaisedInThread('SystemExit: 3')
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(cause_of(error))
+        self.error = error
+
+
 class Threads:
     """At most `count` threads.
 
@@ -95,7 +107,7 @@ def _tell(
             return
         if isinstance(error, StopIteration | StopAsyncIteration | KeyboardInterrupt | SystemExit):
             # A future refuses the first two; the others would end the loop from a thread.
-            future.set_exception(RuntimeError(cause_of(error)))
+            future.set_exception(RaisedInThread(error))
         elif error is not None:
             future.set_exception(error)
         else:

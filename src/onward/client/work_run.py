@@ -33,7 +33,7 @@ from onward.client.delivery import Delivery
 from onward.client.outcome import Reject, Retry, cause_of
 from onward.client.seldom import Seldom
 from onward.client.slots import Slots
-from onward.client.threads import Threads
+from onward.client.threads import RaisedInThread, Threads
 from onward.client.work import Deliveries, Middleware, Work, caller, chain
 from onward.durations import format_duration
 from onward.errors import LeaseLost, OnwardError
@@ -378,6 +378,8 @@ class WorkRun:
             raise error
         if _is_from_outside(error, self._loop):
             raise error
+        if isinstance(error, RaisedInThread):
+            error = error.error
         # Whatever it is: it is a retry.
         first = deliveries[0]
         text = f"{self.work.name!r} failed with {first.id}, {self._prospect(first.attempt)}"
@@ -429,31 +431,35 @@ class WorkRun:
             did = "lost"
             self._say_unanswered(part[0].id, unanswered)
         else:
+            dead = self._dead(part, error)
             if logger.isEnabledFor(logging.DEBUG):
-                self._say_did(part, did)
-            self._say_dead(part, error, cause)
+                self._say_did(part, did, dead=dead)
+            self._say_dead(dead, cause)
         if self._on_settled is not None:
             for delivery in part:
                 self._on_settled(self.work, delivery, did, cause)
 
-    def _say_did(self, deliveries: Deliveries, did: str) -> None:
+    def _say_did(self, deliveries: Deliveries, did: str, *, dead: Sequence[Delivery] = ()) -> None:
+        offsets = {delivery.offset for delivery in dead}
         for delivery in deliveries:
+            outcome = "became a dead letter" if delivery.offset in offsets else did
             logger.debug(
-                "%r: %s %s, attempt %d", self.work.name, delivery.id, did, delivery.attempt
+                "%r: %s %s, attempt %d", self.work.name, delivery.id, outcome, delivery.attempt
             )
 
-    def _say_dead(self, part: Deliveries, error: BaseException | None, cause: str) -> None:
-        """Say which messages are dead letters now: rejected, or they have failed too often."""
+    def _dead(self, part: Deliveries, error: BaseException | None) -> Deliveries:
+        """Return the messages that are dead letters now: rejected, or failed too often."""
         consumer = self._consumer
         if error is None or consumer is None or consumer.mode == "broadcast":
-            return
+            return []
         if isinstance(error, Reject):
-            dead = part
-        elif isinstance(error, Retry) and not error.count:
-            return
-        else:
-            limit = consumer.retry_limit or sys.maxsize
-            dead = [delivery for delivery in part if delivery.attempt >= limit]
+            return part
+        if isinstance(error, Retry) and not error.count:
+            return []
+        limit = consumer.retry_limit or sys.maxsize
+        return [delivery for delivery in part if delivery.attempt >= limit]
+
+    def _say_dead(self, dead: Deliveries, cause: str) -> None:
         for some in neighbours(dead):
             more = f" to {some[-1].offset}" if len(some) > 1 else ""
             logger.warning(
