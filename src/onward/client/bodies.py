@@ -7,7 +7,7 @@ JSON, dataclasses, `msgspec.Struct`, pydantic models, alone or inside of each ot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -19,8 +19,12 @@ def _encode_unknown(value: object) -> object:
     """Return the JSON of a value that msgspec does not know; a pydantic model knows its own."""
     serializer: Any = getattr(type(value), _PYDANTIC, None)
     if serializer is None:
-        raise TypeError(f"a {type(value).__name__} cannot be encoded as JSON")
+        raise _Unencodable(f"a value of type {type(value).__name__!r} cannot be encoded as JSON")
     return msgspec.Raw(serializer.to_json(value, by_alias=True))
+
+
+class _Unencodable(TypeError):
+    """A value somewhere in a body is of a type that has no JSON."""
 
 
 _PYDANTIC = "__pydantic_serializer__"
@@ -40,8 +44,9 @@ def encode_body(body: object) -> bytes:
     try:
         return body.encode() if isinstance(body, str) else _as_json(body)
     except (TypeError, msgspec.MsgspecError, RecursionError, ValueError) as error:
+        place = _place_of_unencodable(body) if isinstance(error, _Unencodable) else ""
         raise InvalidRequest(
-            f"a body is bytes, UTF-8 text or something JSON can say: {error}"
+            f"a body is bytes, UTF-8 text or something JSON can say: {error}{place}"
         ) from None
 
 
@@ -53,9 +58,27 @@ def _as_json(body: object) -> bytes:
     # A pydantic dataclass is a dataclass to msgspec, which does not know its aliases.
     has_own = type(body) is not dict and hasattr(type(body), _PYDANTIC)
     encoded = _encode(_encode_unknown(body) if has_own else body)
-    if b"null" in encoded and (found := _not_finite(_values_of(body), "$")):
-        raise InvalidRequest(f"a body of JSON cannot hold {found}: JSON has no such number")
+    if b"null" in encoded:
+        for place, value in _walk(_values_of(body), "$"):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidRequest(
+                    f"a body of JSON cannot hold {value} (at {place}): JSON has no such number"
+                )
     return encoded
+
+
+def _place_of_unencodable(body: object) -> str:
+    """Return where the first value is that JSON cannot express: ` (at $.lines[2].price)`."""
+    marker = f"unencodable {id(body)}"  # found by identity, whatever the texts of the body
+
+    def mark(value: object) -> object:
+        return _values_of(value) if hasattr(type(value), _PYDANTIC) else marker
+
+    try:
+        values = msgspec.to_builtins(body, str_keys=True, enc_hook=mark)
+    except (TypeError, ValueError, RecursionError):
+        return ""  # another value is wrong, too
+    return next((f" (at {place})" for place, value in _walk(values, "$") if value is marker), "")
 
 
 def _values_of(value: object) -> object:
@@ -72,17 +95,15 @@ def _values_of_unknown(value: object) -> object:
     return _values_of(value)
 
 
-def _not_finite(value: object, path: str) -> str:
-    """Return the first NaN or Infinity of a value, and where it is; "" when there is none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"{value} (at {path})"
+def _walk(value: object, place: str) -> Iterator[tuple[str, object]]:
+    """Yield every value inside of a value, depth first, with its place."""
+    yield place, value
     if isinstance(value, dict):
-        items = ((f"{path}.{key}", one) for key, one in value.items())
+        for key, inner in value.items():
+            yield from _walk(inner, f"{place}.{key}")
     elif isinstance(value, list | tuple):
-        items = ((f"{path}[{number}]", one) for number, one in enumerate(value))
-    else:
-        return ""
-    return next(filter(None, (_not_finite(one, at) for at, one in items)), "")
+        for number, inner in enumerate(value):
+            yield from _walk(inner, f"{place}[{number}]")
 
 
 def encode_bodies(bodies: Iterable[object]) -> list[bytes]:

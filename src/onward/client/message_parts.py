@@ -24,6 +24,13 @@ HEADERS_BYTES_MAX = 256 << 10
 _FIELDS = {"keys": "key", "tags": "tag", "trace_ids": "trace_id", "tenants": "tenant"}
 
 
+_COLUMNS: dict[str, tuple[type, str]] = {
+    "headers": (Mapping, "a dict of text to text or bytes"),
+    "priorities": (int, "a number from 0 to 255"),
+}
+"""Columns that hold something else than text."""
+
+
 def optional_parts(
     key: str | None, headers: Headers | None, tag: Tags,
     trace_id: str | None, priority: int | None, tenant: str | None,
@@ -73,11 +80,15 @@ def check_column(name: str, column: Sequence[object], *, count: int) -> None:
     """
     if len(column) != count:
         raise InvalidRequest(f"{name} has {len(column)} values for {count} bodies")
-    wanted = {"headers": Mapping, "priorities": int}.get(name, str)
+    wanted, described = _COLUMNS.get(name, (str, "text"))
     kinds = set(map(type, column)) - {type(None)}
     for kind in kinds:
         if not issubclass(kind, wanted) or kind is bool:
-            raise InvalidRequest(f"{name} holds a {kind.__name__}")
+            place = [type(value) for value in column].index(kind)
+            raise InvalidRequest(
+                f"{name} holds a {kind.__name__} (at [{place}]): each of them is {described}, "
+                "or None"
+            )
     values: list[Any] = list(column)
     if None in values:
         values = [value for value in values if value is not None]

@@ -64,12 +64,27 @@ def test_what_json_cannot_say_is_refused(body: object) -> None:
         encode_body(body)
 
 
+def test_a_value_that_json_cannot_express_is_named_with_its_place() -> None:
+    for body, place in (
+        (object(), "$"), ({"a": object()}, "$.a"), (["unencodable", {"b": (1, {3: {2j}})}], ""),
+        ([Point(1), {"b": (1, object())}], "$[1].b[1]"), (Holder(object()), "$.value"),
+    ):  # fmt: skip
+        told = "'object' cannot be encoded as JSON" + re.escape(f" (at {place})")
+        with pytest.raises(InvalidRequest, match=told if place else "a body is"):
+            encode_body(body)
+
+
 # --- what a function may take can be published -------------------------------------------------
 
 
 class Point(msgspec.Struct):
     x: int
     note: str | None = None
+
+
+@dataclass
+class Holder:
+    value: object
 
 
 def pydantic_models() -> tuple[type, type]:

@@ -163,6 +163,22 @@ async def test_headers_that_are_none_are_refused(headers: Any) -> None:
             await mq.publish_many("t", ["x"], headers=[headers])
 
 
+async def test_a_column_with_a_wrong_value_says_where_it_is_and_what_is_wanted() -> None:
+    wrong: list[tuple[str, list[Any], str]] = [
+        (
+            "headers",
+            [None, [("a", "b")]],
+            r"headers holds a list \(at \[1\]\): .* a dict of text to",
+        ),
+        ("keys", ["a", 7], r"keys holds a int \(at \[1\]\): each of them is text, or None"),
+        ("priorities", ["1", 2], r"priorities holds a str \(at \[0\]\): .* from 0 to 255"),
+    ]
+    async with onward.connect("memory:", timeout="5s") as mq:
+        for name, column, told in wrong:
+            with pytest.raises(InvalidRequest, match=told):
+                await mq.publish_many("t", ["x", "y"], **{name: column})  # type: ignore[call-overload]
+
+
 # --- limits: those of publish are those of publish_many ----------------------------------------
 
 COLUMNS = {"key": "keys", "tag": "tags", "trace_id": "trace_ids", "tenant": "tenants"}
