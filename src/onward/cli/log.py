@@ -5,14 +5,15 @@
     repair   mends without loss; with --accept-loss puts gaps where entries are damaged
 
 They take the lock of the folder, so that no broker changes it meanwhile; --running reads without
-it, and then the end of the log is on the move.
+it, and then the end of the log is on the move. On a file system that is mounted read-only, check
+and dump share the lock file if there is one, and else go on without it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,7 @@ from onward.durations import format_instant
 from onward.errors import Corruption, UnknownTopic
 from onward.log.check import Check, Ending, SegmentReport
 from onward.log.checkpoint import read_checkpoints
-from onward.log.disk import OsDisk
+from onward.log.disk import OsDisk, ReadOnlyDisk
 from onward.log.inspect import Damage, Lost, Walk, lock_folder, require_log
 from onward.log.repair import losses, needs_repair, reopen, repair, require_repairable
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch, messages_of
@@ -72,8 +73,8 @@ def check(ctx: click.Context, *, folder: str, running: bool, as_json: bool) -> N
 
     Example:  onward log check ./onward-data
     """
-    disk = OsDisk()
-    with _locked(disk, folder, running=running):
+    disk = ReadOnlyDisk()
+    with _kept_still(disk, folder, running=running):
         found = _check(disk, folder)
         names = topic_names(disk, folder) | found.names
     _show(found, names, as_json=as_json)
@@ -107,8 +108,8 @@ def dump(
 
     Example:  onward log dump ./onward-data --topic orders --bodies
     """
-    disk = OsDisk()
-    with _locked(disk, folder, running=running):
+    disk = ReadOnlyDisk()
+    with _kept_still(disk, folder, running=running):
         dumping = _Dumping(topic_names(disk, folder), bodies=bodies, as_json=as_json)
         walk = Walk(disk, folder, from_index=from_index or segment or 0)
         for one in walk.segments:
@@ -138,7 +139,7 @@ def repair_log(ctx: click.Context, *, folder: str, yes: bool, accept_loss: bool)
     Example:  onward log repair ./onward-data
     """
     disk = OsDisk()
-    with _locked(disk, folder, running=False):
+    with _locked(disk, folder):
         found = _check(disk, folder)
         if not needs_repair(found):
             print_line("nothing to repair")
@@ -187,7 +188,7 @@ def _say_endings(endings: list[Ending], names: dict[int, str]) -> None:
 def _verify(disk: OsDisk, folder: str) -> None:
     """Open the log as a broker would, and read all of it once more."""
     next_index = reopen(disk, folder)
-    with _locked(disk, folder, running=False):
+    with _locked(disk, folder):
         found = _check(disk, folder)
     if found.is_damaged:
         raise Corruption(f"{folder} is still damaged: {'; '.join(found.problems) or 'run check'}")
@@ -195,11 +196,26 @@ def _verify(disk: OsDisk, folder: str) -> None:
 
 
 @contextmanager
-def _locked(disk: OsDisk, folder: str, *, running: bool) -> Iterator[None]:
+def _kept_still(disk: ReadOnlyDisk, folder: str, *, running: bool) -> Iterator[None]:
+    """Keep brokers away from a folder that is only read, unless `running`."""
     if running:
         require_log(disk, folder)
         yield
         return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(disk, folder))
+        except FileNotFoundError:
+            click.echo(
+                f"note: {folder!r} is on a read-only file system and has no lock file: it is read "
+                "without a lock",
+                err=True,
+            )
+        yield
+
+
+@contextmanager
+def _locked(disk: OsDisk, folder: str) -> Iterator[None]:
     unlock = lock_folder(disk, folder)
     try:
         yield

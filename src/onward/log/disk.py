@@ -134,12 +134,7 @@ class OsDisk:
     def lock(self, path: str) -> Unlock:
         """Take the lock file at `path` for this process, or raise `FolderLocked`."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            raise FolderLocked(path) from error
-        return lambda: os.close(descriptor)
+        return _flock(descriptor, path, fcntl.LOCK_EX)
 
     def watch(self, path: str) -> Watch:
         """Return what tells whether `path` still leads to the file that is there now.
@@ -149,6 +144,38 @@ class OsDisk:
         absolute = os.path.abspath(path)
         file = _identity(absolute)
         return lambda: file is not None and _identity(absolute) == file
+
+
+class ReadOnlyDisk(OsDisk):
+    """The real disk, opened for reading only: also where its file system is mounted read-only.
+
+    There the lock is a shared one of a lock file that exists: nobody writes through that mount,
+    but a broker may through another one, and holds its lock exclusively.
+    """
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        """Open for reading."""
+        assert not create, f"{path}: nothing is created here"
+        return OsFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def lock(self, path: str) -> Unlock:
+        """Take the lock file at `path`; `FileNotFoundError` if it cannot be created here."""
+        try:
+            return super().lock(path)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _flock(descriptor, path, fcntl.LOCK_SH)
+
+
+def _flock(descriptor: int, path: str, kind: int) -> Unlock:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise FolderLocked(path) from error
+    return lambda: os.close(descriptor)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -1,6 +1,8 @@
 """`onward log`: what people see of a log, sound and damaged."""
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 import onward
 from onward.cli import ExitCode, run
+from onward.log.disk import OsDisk
 from onward.settings import LogSettings, Settings
 
 Captured = pytest.CaptureFixture[str]
@@ -54,6 +57,44 @@ def position_of(folder: Path, index: int, capsys: Captured) -> int:
     assert run(["log", "dump", str(folder), "--json"]) == ExitCode.OK
     entries = map(json.loads, capsys.readouterr().out.splitlines())
     return next(int(entry["position"]) for entry in entries if entry["index"] == index)
+
+
+def mount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the operating system answer as for a file system that is mounted read-only."""
+    really_open = os.open
+
+    def open_(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr("onward.log.disk.os.open", open_)
+
+
+@pytest.mark.parametrize("has_lock_file", [True, False])
+@pytest.mark.parametrize("command", ["check", "dump"])
+def test_a_log_on_a_read_only_file_system_is_read(
+    command: str, has_lock_file: bool, stopped: Path, capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not has_lock_file:
+        (stopped / "lock").unlink()
+    mount_read_only(monkeypatch)
+    assert run(["log", command, str(stopped)]) == ExitCode.OK
+    assert ("has no lock file" in capsys.readouterr().err) is not has_lock_file
+    assert run(["log", command, str(stopped), "--running"]) == ExitCode.OK
+    assert run(["log", "repair", str(stopped), "--yes"]) == ExitCode.FAILED
+
+
+def test_a_broker_that_writes_through_another_mount_is_noticed(
+    stopped: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlock = OsDisk().lock(str(stopped / "lock"))
+    mount_read_only(monkeypatch)
+    assert run(["log", "check", str(stopped)]) == ExitCode.UNAVAILABLE
+    assert "is in use by a broker" in capsys.readouterr().err
+    unlock()
+    assert run(["log", "check", str(stopped)]) == ExitCode.OK
 
 
 def test_a_sound_log_passes(folder: Path, capsys: Captured):
