@@ -21,6 +21,7 @@ BENCHES: Final = {
     "topics": "single messages to random ones of 100,000 topics, and to one topic",
     "consume-ack": "1 M messages of 200 bytes consumed by a group, every ack on disk",
     "jobs": "64 handlers of 1 ms each, one ack per message, publishing at the same time",
+    "members": "300 handlers of 5 ms in three programs, beside the handlers without a broker",
     "latency": "from publish to handler at 5,000 messages/s, on disk before the delivery",
     "backlog": "20 M messages behind: 50 members that join and leave, and a steady group",
     "ordered": "100,000 keys, 64 members, each key in order, beside a shared group",

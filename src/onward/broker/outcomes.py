@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 from onward.delivery.ranges import Range
 from onward.delivery.trace import Trace, encode_rows
 from onward.errors import OnwardError
+from onward.protocol.deliveries import Row, settled_frame
 
 if TYPE_CHECKING:
     from onward.broker.publish import Publishing
+    from onward.broker.session import Session
 
 logger = logging.getLogger("onward.consume")
 
@@ -34,11 +36,12 @@ WAITED_MS_MIN = 100
 class _Gathered:
     """What goes to the disk with one commit."""
 
-    __slots__ = ("acked", "bodies", "done", "later", "rows")
+    __slots__ = ("acked", "answers", "bodies", "done", "later", "rows")
 
     def __init__(self) -> None:
         self.acked: dict[tuple[str, str, str], list[Timed]] = {}
         self.later: list[Trace] = []
+        self.answers: dict[Session, list[tuple[int, list[Row]]]] = {}
         self.done: list[Done] = []
         self.rows: list[Trace] = []
         self.bodies: list[bytes] | None = None
@@ -78,6 +81,10 @@ class Outcomes:
         """Call `done` when all that was taken note of is durable, or why it will not be."""
         self._open().done.append(done)
 
+    def answer(self, session: Session, request_id: int, refused: list[Row]) -> None:
+        """Send SETTLED when all that was taken note of is durable, or why it will not be."""
+        self._open().answers.setdefault(session, []).append((request_id, refused))
+
     def _open(self) -> _Gathered:
         if self._gathered is None:
             self._gathered = gathered = _Gathered()
@@ -104,12 +111,25 @@ class Outcomes:
         else:
             self._seal(gathered)
             self._give_back(gathered.rows)
+        for session, answers in gathered.answers.items():
+            _send_answers(session, answers, error)
         for done in gathered.done:
             try:
                 done(error)
             except Exception:
                 # One that fails must not keep the others from hearing of theirs.
                 logger.exception("an answer could not be given")
+
+
+def _send_answers(
+    session: Session, answers: list[tuple[int, list[Row]]], error: OnwardError | None
+) -> None:
+    """Answer all frames of a connection that one commit has settled, in one write."""
+    if error is None:
+        session.write(b"".join([settled_frame(one, refused) for one, refused in answers]))
+        return
+    for request_id, _ in answers:
+        session.refuse(request_id, error)
 
 
 def _acked_row(key: tuple[str, str, str], timed: list[Timed], now_ms: int) -> Trace:

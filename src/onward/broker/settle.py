@@ -30,7 +30,7 @@ from onward.delivery.ranges import Range, count_of
 from onward.delivery.retry import death_pause_ms
 from onward.delivery.share import Grant
 from onward.delivery.trace import Trace, short_cause
-from onward.errors import InvalidRequest, OnwardError
+from onward.errors import InvalidRequest
 from onward.protocol.deliveries import (
     ROWS_MAX,
     Outcome,
@@ -128,17 +128,10 @@ class Settling:
         self, session: Session, request_id: int, refused: list[Row], *, has_rows: bool
     ) -> None:
         refused = _few(refused)
-        if not has_rows:
+        if has_rows:
+            self._consuming.outcomes.answer(session, request_id, refused)
+        else:
             session.write(settled_frame(request_id, refused))
-            return
-
-        def done(error: OnwardError | None) -> None:
-            if error is None:
-                session.write(settled_frame(request_id, refused))
-            else:
-                session.refuse(request_id, error)
-
-        self._consuming.outcomes.when_durable(done)
 
     def _check(self, outcome: Outcome) -> None:
         due_ms = outcome.after_ms or 0

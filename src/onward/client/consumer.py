@@ -171,6 +171,7 @@ class Consumer:
         """
         kept = self._membership.still_ours(deliveries)
         self._membership.starts.deliveries(kept)
+        self._membership.starts.send_now()
         return kept
 
     def pace(self, room: Callable[[], int], *, ahead_max: int, unstarted: list[Delivery]) -> None:
@@ -280,7 +281,9 @@ class Consumer:
         >>> asyncio.run(main())
         [b'a', b'b']
         """
-        return self._take_now(starts=True)
+        delivery = self._take_now(starts=True)
+        self._membership.starts.send_now()
+        return delivery
 
     def _take_now(self, *, starts: bool) -> Delivery | None:
         membership, rest = self._membership, self._membership.rest

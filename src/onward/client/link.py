@@ -60,6 +60,10 @@ class Link(asyncio.BufferedProtocol):
         """Whether the other side has sent anything."""
         self.writable = asyncio.Event()
         self.writable.set()
+        self.member_count = 0
+        """How many members of groups share this connection."""
+        self._unsent: list[bytes] = []
+        """Frames that leave with the next write, or in the next iteration of the loop."""
 
     @property
     def is_open(self) -> bool:
@@ -94,12 +98,35 @@ class Link(asyncio.BufferedProtocol):
         self._home.check()
         if self._transport is None:
             raise NotConnected("the connection is lost")
+        if self._unsent:
+            parts, self._unsent = (*self._unsent, *parts), []
         self._transport.writelines(parts)
+
+    def write_soon(self, frame: bytes) -> None:
+        """Send a frame together with those of other members that share this connection.
+
+        Each write is a system call. With one member it happens at once, as there is nothing to
+        share it with; else in the next iteration of the loop, before tasks that wait for it with
+        `asyncio.sleep(0)` go on.
+        """
+        if self.member_count <= 1 or self._transport is None:
+            self.write(frame)
+            return
+        self._home.check()
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(frame)
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            self.write()
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether bytes wait in this process; some loops send in their next turn only."""
-        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+        """Return True if bytes wait in this process: for the next iteration, or for the socket."""
+        if self._transport is None:
+            return False
+        return bool(self._unsent) or self._transport.get_write_buffer_size() > 0
 
     def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
         """Send one frame."""
@@ -109,7 +136,7 @@ class Link(asyncio.BufferedProtocol):
         """Say goodbye and close."""
         if self._transport is not None:
             if self.is_open:
-                self._transport.write(self._connection.bye())
+                self.write(self._connection.bye())
             self._transport.close()
             await asyncio.wait([self.lost], timeout=1)
 

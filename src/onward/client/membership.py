@@ -215,7 +215,7 @@ class Membership:
             raise
         except BaseException:
             seat.cancel()
-            link.forget(seat.id)  # nobody waits for the end of what has not begun
+            seat.forget()  # nobody waits for the end of what has not begun
             raise
         link.lost.add_done_callback(self._lost)
         return True
@@ -502,7 +502,7 @@ class Membership:
 
     def _send_more(self, credit: int) -> None:
         if credit and self._seat is not None and self._seat.is_taken:
-            self._seat.link.write(more_frame(self._seat.id, credit))
+            self._seat.link.write_soon(more_frame(self._seat.id, credit))
 
     def _take(self, seat: Seat, kind: int, payload: bytes | bytearray) -> None:
         """Take a frame from the broker."""
@@ -551,7 +551,7 @@ class Membership:
 
     def _ended(self, seat: Seat, error: OnwardError) -> None:
         """The broker has ended the membership, or does not let us in."""
-        seat.link.forget(seat.id)
+        seat.forget()
         self._drop(seat, error)
         if not seat.answer.done():
             seat.answer.set_exception(error)

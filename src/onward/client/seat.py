@@ -23,13 +23,15 @@ from onward.protocol.payloads import Bytes
 class Seat:
     """A membership on one connection: what has to be told apart from the next one."""
 
-    __slots__ = ("_on_frame", "answer", "id", "joined", "left", "link", "settling")
+    __slots__ = ("_is_forgotten", "_on_frame", "answer", "id", "joined", "left", "link", "settling")
 
     def __init__(self, link: Link, on_frame: Callable[[Seat, int, Bytes], None]) -> None:
         loop = asyncio.get_running_loop()
         self._on_frame = on_frame
+        self._is_forgotten = False
         self.link = link
         self.id = link.expect(self.take)
+        link.member_count += 1
         self.answer: asyncio.Future[Joined] = loop.create_future()
         self.answer.add_done_callback(_look_at)
         self.joined: Joined | None = None
@@ -46,9 +48,16 @@ class Seat:
         if self.left is None or (kind == Kind.DELIVERY and _is_finished(payload)):
             self._on_frame(self, kind, payload)
         elif kind in (Kind.END, Kind.ERROR):
-            self.link.forget(self.id)
+            self.forget()
             if not self.left.done():
                 self.left.set_result(None)
+
+    def forget(self) -> None:
+        """Expect nothing more from the broker for this membership."""
+        if not self._is_forgotten:
+            self._is_forgotten = True
+            self.link.member_count -= 1
+            self.link.forget(self.id)
 
     def cancel(self) -> None:
         """Tell the broker that we leave; `left` ends when it has taken note."""

@@ -443,7 +443,7 @@ class Settling:
         else:
             if acks:
                 sent = self._expect(acks)
-                self._link.write(ack_frame(sent.request_id, self._consumer_id, _rows(acks)))
+                self._link.write_soon(ack_frame(sent.request_id, self._consumer_id, _rows(acks)))
             if outcomes:
                 self._send_outcomes(outcomes)
         self._note_quiet()

@@ -103,5 +103,11 @@ class Starts:
 
     def _report(self, rows: list[Row]) -> None:
         if rows and self.seat is not None and self.seat.is_taken:
-            self.seat.link.write(started_frame(self.seat.id, rows))
+            self.seat.link.write_soon(started_frame(self.seat.id, rows))
+            self.is_unsent = self.seat.link.has_unsent
+
+    def send_now(self) -> None:
+        """Send reports at once, for a program that does not wait for the loop."""
+        if self.is_unsent and self.seat is not None and self.seat.is_taken:
+            self.seat.link.write()
             self.is_unsent = self.seat.link.has_unsent
