@@ -434,6 +434,7 @@ class _Folding:
     def _apply_scheduled(self, body: memoryview) -> None:
         for start, _ in batches_of(body, 0, len(body)):
             batch = decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX)
+            self.schedule.schedule(count=batch.count)
             self.schedule.replace([one for one in batch.replaces or () if one is not None])
             for unique, due_at_ms in zip(batch.uniques or (), batch.due_at_ms or (), strict=False):
                 if unique is not None and unique.startswith(RECURRING) and due_at_ms is not None:
@@ -446,8 +447,9 @@ class _Folding:
                 number = ids[-1] if ids else None
                 if number is not None:
                     self.schedule.fired(
-                        topic, step=header.sequence, at_ms=header.time_ms, number=number
-                    )
+                        topic, step=header.sequence, at_ms=header.time_ms, number=number,
+                        count=header.count,
+                    )  # fmt: skip
 
     def _apply_rows(self, body: memoryview) -> None:
         for start, _ in batches_of(body, 0, len(body)):

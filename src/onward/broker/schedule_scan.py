@@ -3,6 +3,7 @@
     page     what waits after a moment, in the order in which it fires; between two firings
     waits    whether a row of a page will fire: not cancelled, replaced, or fired before a crash
     count    how many messages of some topics wait at the moment when it returns
+    recount  how many messages wait in all, from the indexes: where the state has no count yet
 
 A schedule that fits into one page is counted between two firings. A larger one is counted page by
 page, and again when it changed meanwhile: only a count during which nothing changed is exact.
@@ -61,7 +62,8 @@ class ScheduleScan:
 
     async def count(self, topics: Collection[str]) -> tuple[int, bool]:
         """Return how many messages of these topics wait now, and whether that is exact."""
-        if self._scheduling.waiting_count <= SCAN_STEP:
+        # All rows that must be read count here, cancelled ones too.
+        if self._scheduling.order.waiting <= SCAN_STEP:
             found = await self._count_at_once(topics)
             if found is not None:
                 return found, True
@@ -72,6 +74,16 @@ class ScheduleScan:
             if changes == self._scheduling.changes:
                 return count, is_whole
         return count, False
+
+    def recount(self) -> int:
+        """Return how many messages wait, by reading the index of each run; between two firings."""
+        files = self._scheduling.files
+        in_runs = (row for run in files.runs for block in run.number_rows() for row in block)
+        count = sum(self.waits(topic, at_ms, number) for number, at_ms, topic in in_runs)
+        for tail in files.tails:
+            rows = enumerate(tail.rows(), tail.part.number_start)
+            count += sum(self.waits(topic, at_ms, number) for number, (at_ms, topic) in rows)
+        return count
 
     async def _count_at_once(self, topics: Collection[str]) -> int | None:
         """Return the count of one page that holds all that waits; None if it does not fit."""

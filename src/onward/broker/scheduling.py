@@ -32,6 +32,7 @@ from onward.broker.joining import on_loop
 from onward.broker.outcomes import Done
 from onward.broker.schedule_files import ScheduleFiles, TooLarge
 from onward.broker.schedule_intake import Accepted, ScheduleIntake
+from onward.broker.schedule_scan import ScheduleScan
 from onward.durations import format_duration, format_instant
 from onward.errors import Corruption, InvalidRequest, OnwardError
 from onward.schedule.order import Order, Taken
@@ -146,6 +147,8 @@ class Scheduling:
         self.late_ms_max = 0
         self._check_clock()
         self.files.open()
+        if not state.is_counted:
+            state.waiting, state.is_counted = ScheduleScan(self).recount(), True
         self.intake.deciding.recurring.begin()
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
@@ -183,6 +186,7 @@ class Scheduling:
 
     def _fold(self, accepted: Accepted) -> None:
         """Change what is durable at once: a checkpoint that is made now is that of its log."""
+        self.state.schedule(count=len(accepted.due_at_ms))
         self.state.replace(one for one in accepted.replaces or () if one is not None)
         self.intake.deciding.recurring.stored(accepted)
 
@@ -479,7 +483,9 @@ class Scheduling:
 
         def stored(offset: int, error: OnwardError | None) -> None:
             if error is None:
-                self.state.fired(topic.name, step=step, at_ms=last[0], number=last[1])
+                self.state.fired(
+                    topic.name, step=step, at_ms=last[0], number=last[1], count=records.count
+                )
                 self.fired_count += records.count
                 self.intake.fired(records)
             done(error)
@@ -492,9 +498,8 @@ class Scheduling:
 
     @property
     def waiting_count(self) -> int:
-        """Return how many messages wait, those included that will be left out."""
-        arrived = sum(len(one.due_at_ms) for one in self._arrived)
-        return self.order.waiting + self._firing_count + arrived
+        """Return how many messages wait and will fire: no cancelled or replaced ones."""
+        return self.state.waiting
 
     @property
     def changes(self) -> tuple[int, int, int, int]:
@@ -512,11 +517,12 @@ class Scheduling:
 
     def status(self) -> dict[str, object]:
         """Return how the schedule is, as numbers."""
-        head_ms = self.order.next_ms()
+        # The order still holds cancelled rows, until their time or a merge: alone they are nothing.
+        head_ms = self.order.next_ms() if self.waiting_count else None
         now_ms = self._broker.clock.now_ms()
         return {
             "scheduled": self.waiting_count,
-            "due_now": self.due_count,
+            "due_now": min(self.due_count, self.waiting_count),
             "next_due_at_ms": head_ms or 0,
             "fired": self.fired_count,
             "late_ms": self.late_ms_last if head_ms is None else max(0, now_ms - head_ms),

@@ -1,13 +1,15 @@
 """What is durable of the schedule, as a fold of the log: what has fired, what never will.
 
-    batch of `@schedule`    the rows that it replaces will not fire
+    batch of `@schedule`    its rows wait; the rows that it replaces will not fire
     fired batch             its topic has fired up to (time of the batch, last schedule id)
     row `cancelled`         these numbers will not fire
 
 Rows fire in the order of (at_ms, number), a step at a time; a step is one commit, but a torn commit
 may hold the batches of some topics and not of others. So each topic has a cursor of its own, and
 `last` is where the last step ended that is known to be whole: a later step began. What waits itself
-is not here: it is in the runs named here, and in `@schedule` from `built_end` on. Pure.
+is not here: it is in the runs named here, and in `@schedule` from `built_end` on. Its count is: a
+message is counted from its batch until it fires, is cancelled or is replaced, of which only one
+happens, and once. So the count is exact, whatever rows the parts still hold. Pure.
 """
 
 from __future__ import annotations
@@ -39,20 +41,23 @@ class _Saved(msgspec.Struct, frozen=True):
     serial: int
     recurring: list[Recurring] = []
     last_runs: dict[str, int] = {}
+    waiting: int | None = None
+    """None in checkpoints of versions that did not count."""
 
 
 class ScheduleState:
     """The durable part of the schedule.
 
     >>> state = ScheduleState()
-    >>> state.fired("orders", step=1, at_ms=5_000, number=3)
-    >>> state.has_fired("orders", 5_000, 3), state.has_fired("other", 5_000, 3)
-    (True, False)
+    >>> state.schedule(count=4)
+    >>> state.fired("orders", step=1, at_ms=5_000, number=3, count=1)
+    >>> state.has_fired("orders", 5_000, 3), state.has_fired("other", 5_000, 3), state.waiting
+    (True, False, 3)
     """
 
     __slots__ = (
-        "built_end", "cancelled", "cursors", "last", "last_runs", "recurring",
-        "replaced", "runs", "serial", "step", "step_last",
+        "built_end", "cancelled", "cursors", "is_counted", "last", "last_runs", "recurring",
+        "replaced", "runs", "serial", "step", "step_last", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,10 +76,20 @@ class ScheduleState:
         self.recurring: dict[str, Recurring] = {}
         self.last_runs: dict[str, int] = {}
         """Of each recurring schedule: for when its latest run was scheduled."""
+        self.waiting = 0
+        """How many messages wait and will fire."""
+        self.is_counted = True
+        """False after `load` of a checkpoint without the count: the parts must be counted."""
 
-    def fired(self, topic: str, *, step: int, at_ms: int, number: int) -> None:
-        """Fold one fired batch: where it ends."""
+    def schedule(self, *, count: int) -> None:
+        """Fold a batch of `@schedule`: its messages wait."""
+        self.waiting += count
+
+    def fired(self, topic: str, *, step: int, at_ms: int, number: int, count: int) -> None:
+        """Fold one fired batch: where it ends, and how many messages it has."""
         moment = (at_ms, number)
+        if moment > self.cursor_of(topic):
+            self.waiting -= count
         if step != self.step:
             # A step begins only when everything up to the end of the one before has fired.
             self.finish_step(self.step_last)
@@ -91,12 +106,11 @@ class ScheduleState:
     def cancel(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fold a `cancelled` row."""
         for start, end in ranges:
-            self.cancelled.add_range(start, end)
+            self.waiting -= self.cancelled.add_range(start, end)
 
     def replace(self, numbers: Iterable[int]) -> None:
         """Fold what a batch of `@schedule` replaces."""
-        for number in numbers:
-            self.replaced.add(number)
+        self.waiting -= self.replaced.add_many(numbers)
 
     def cursor_of(self, topic: str) -> Moment:
         """Return up to where a topic has fired."""
@@ -125,6 +139,7 @@ class ScheduleState:
                 self.last, self.step, self.step_last, self.cursors, self.cancelled.save(),
                 self.replaced.save(), self.built_end, self.runs, self.serial,
                 list(self.recurring.values()), self.last_runs,
+                self.waiting if self.is_counted else None,
             )
         )  # fmt: skip
 
@@ -149,4 +164,5 @@ class ScheduleState:
         state.built_end, state.runs, state.serial = found.built_end, found.runs, found.serial
         state.recurring = {one.name: one for one in found.recurring}
         state.last_runs = found.last_runs
+        state.waiting, state.is_counted = found.waiting or 0, found.waiting is not None
         return state

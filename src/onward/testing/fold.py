@@ -159,6 +159,8 @@ def _compare_schedules(one: ScheduleState, other: ScheduleState) -> Iterator[str
         marks, others = getattr(one, name), getattr(other, name)
         if list(marks) != list(others):
             yield f"{name} in the schedule are {list(marks)}, or {list(others)}"
+    if one.waiting != other.waiting:
+        yield f"{one.waiting} messages wait in the schedule, or {other.waiting}"
     if (one.recurring, one.last_runs) != (other.recurring, other.last_runs):
         yield f"recurring are {one.recurring} {one.last_runs}, or {other.last_runs}"
     for topic in sorted({*one.cursors, *other.cursors}):

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from onward.broker.broker import Broker
+from onward.broker.schedule_scan import ScheduleScan
 from onward.errors import OnwardError
 from onward.testing.clock import ManualClock
 from onward.testing.disk import FaultyDisk, Unsynced
@@ -169,6 +170,7 @@ async def live(disk: FaultyDisk, clock: ManualClock, told: Told, *, operations: 
 async def finish(disk: FaultyDisk, clock: ManualClock) -> dict[str, list[Fired]]:
     """Start again, let everything fire, and return what the topics hold."""
     broker = await open_broker(disk, clock=clock, settings=SETTINGS)
+    assert broker.scheduling.waiting_count == ScheduleScan(broker.scheduling).recount()
     schedule = await Schedule.of(broker)
     await schedule.passes(5 * HOUR_MS)
     assert broker.scheduling.waiting_count == 0

@@ -116,8 +116,8 @@ async def test_takes_that_share_a_commit_share_a_step_which_the_commit_before_ha
 async def test_a_torn_commit_of_two_takes_leaves_the_other_topic_to_fire() -> None:
     state = ScheduleState()
     # Both takes of one topic are in the log; the power went before those of the other.
-    state.fired("orders", step=1, at_ms=100, number=0)
-    state.fired("orders", step=1, at_ms=200, number=2)
+    state.fired("orders", step=1, at_ms=100, number=0, count=1)
+    state.fired("orders", step=1, at_ms=200, number=2, count=1)
     assert state.has_fired("orders", 200, 2)
     assert not state.has_fired("others", 100, 1)
     assert not state.has_fired("others", 200, 3)
