@@ -8,7 +8,9 @@ length of the window it is reserved: only what members re-claim and what is publ
 delivered. A claim is checked against what the log says. It must be of this node's log and of the
 topic with that number, and the offsets must be unfinished, not leased, not waiting for a retry, and
 have the attempt under way that the member names: a lease that was lost, expired or settled in an
-earlier life is refused. Groups that deliver at most once hold nothing, so nothing is reserved.
+earlier life is refused. A lease keeps its age, as the member tells it: so the trace says how long
+the work took, not how long ago the broker was started. Groups that deliver at most once hold
+nothing, so nothing is reserved.
 """
 
 from __future__ import annotations
@@ -157,13 +159,13 @@ class Reclaims:
                 grants += share.grants(parts)
                 claimed.claimed.extend(_rows(claim, parts))
         if grants:
-            crew.leases.restore(
-                Lease(
-                    claim.delivery, member.name, claim.topic, grants,
-                    now_ms=self._clock.monotonic_ms(), lease_ms=crew.group.record.lease_ms,
-                    reports=member.starts,
-                )
+            lease = Lease(
+                claim.delivery, member.name, claim.topic, grants,
+                now_ms=self._clock.monotonic_ms(), lease_ms=crew.group.record.lease_ms,
+                reports=member.starts,
             )  # fmt: skip
+            lease.date_back(held_ms=claim.held_ms, starts=claim.starts)
+            crew.leases.restore(lease)
             if share.split_alone([(start, end) for start, end, _, _ in grants])[1]:
                 crew.set_apart(member, until_ms=None)
 

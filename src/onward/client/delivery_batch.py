@@ -91,14 +91,14 @@ class DeliveryBatch:
 
     __slots__ = (
         "__weakref__", "_entries", "_on_taken", "_pieces", "_settles", "_was_refused", "acking",
-        "count", "expires_at_ms", "granted", "grants", "held", "lease", "lease_ms", "lost",
-        "number", "topic",
+        "arrived_at_ms", "count", "expires_at_ms", "granted", "grants", "held", "lease", "lease_ms",
+        "lost", "number", "starts", "topic",
     )  # fmt: skip
 
     def __init__(
         self, settles: Settles, entries: Buffer, *, topic: str, grants: list[Grant], lease: int,
         lease_ms: int = 0, expires_at_ms: float = math.inf,
-        on_taken: Callable[[], None] | None = None, number: int = 0,
+        on_taken: Callable[[], None] | None = None, number: int = 0, arrived_at_ms: int = 0,
     ) -> None:  # fmt: skip
         self._settles = settles
         self._entries = entries
@@ -115,6 +115,10 @@ class DeliveryBatch:
         self.lease_ms = lease_ms
         self.expires_at_ms = expires_at_ms
         """When the lease may be over, by the client's monotonic clock; what has none has no end."""
+        self.arrived_at_ms = arrived_at_ms
+        """By the client's monotonic clock, as in `starts`; for a claim after a restart."""
+        self.starts: list[tuple[int, int, int]] = []
+        """What was reported as started: (start, end, when)."""
         self.held = Ranges([(start, end) for start, end, _, _ in grants])
         self.lost = Ranges()
         self.granted = self.count = self.held.count

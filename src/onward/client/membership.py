@@ -114,7 +114,7 @@ class Membership:
         self.unstarted: list[Delivery] = []
         """What the program has taken without starting it."""
         self.credit = Credit()
-        self.starts = Starts()
+        self.starts = Starts(monotonic_ms)
         self.rest: deque[Delivery] = deque()
         """What is left of a batch of which the program takes one message after the other."""
         self.end: OnwardError | None = None
@@ -252,7 +252,9 @@ class Membership:
             await self._changed.wait()
 
     def _claims(self) -> tuple[Claim, ...]:
-        return () if self._paused is None else claims_of(self._watched(), self._paused)
+        if self._paused is None:
+            return ()
+        return claims_of(self._watched(), self._paused, now_ms=self._asked_at_ms)
 
     def _watched(self) -> list[DeliveryBatch]:
         found = (reference() for reference, _ in self._leases.values())
@@ -533,6 +535,7 @@ class Membership:
             seat.settling, memoryview(payload)[delivered.entries_at :], topic=delivered.topic,
             grants=delivered.grants, lease=delivered.delivery, lease_ms=delivered.lease_ms,
             expires_at_ms=math.inf if is_finished else self._sent_at_ms() + delivered.lease_ms,
+            arrived_at_ms=self._monotonic_ms(),
         )  # fmt: skip
         if not is_finished:
             self._watch(batch)

@@ -11,7 +11,7 @@ next millisecond or so. Where each of them takes longer, each has its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
@@ -29,7 +29,8 @@ _SLOW_S: Final = 0.002
 class Starts:
     """What one member reports, on whatever connection it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
         self.seat: Seat | None = None
         """Where to report; None: nowhere, or the broker does not count starts."""
         self.ahead = 0
@@ -66,12 +67,13 @@ class Starts:
         for delivery in deliveries:
             assert delivery.batch is not None, "a delivery is made by its batch"
             offsets.setdefault(delivery.batch, []).append(delivery.offset)
-        rows = [
-            (batch.lease, start, end)
-            for batch, some in offsets.items()
-            if batch.lease != NOT_LEASED
-            for start, end in ranges_of(some)
-        ]
+        rows: list[Row] = []
+        now_ms = self._monotonic_ms()
+        for batch, some in offsets.items():
+            if batch.lease != NOT_LEASED:
+                ranges = ranges_of(some)
+                batch.starts += [(start, end, now_ms) for start, end in ranges]
+                rows += [(batch.lease, start, end) for start, end in ranges]
         self._report(rows)
 
     def batch(self, batch: DeliveryBatch) -> None:
@@ -80,6 +82,7 @@ class Starts:
             first, end = batch.held.first, batch.held.end
             if first is not None and end is not None:
                 # What lies between and is of another delivery is none of this lease.
+                batch.starts.append((first, end, self._monotonic_ms()))
                 self._report([(batch.lease, first, end)])
 
     def again(

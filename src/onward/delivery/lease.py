@@ -10,7 +10,8 @@ need only grow. Settled leases stay in the heap until their time: skipping them 
 searching for them on every ack.
 
 A member may report what it starts. Then only that counts as an attempt when the member dies or
-falls silent. Whatever a member holds that never reports counts.
+falls silent. Whatever a member holds that never reports counts. A member that re-claims a lease
+says how old it is, and how long ago it started messages: that dates them, but reports nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Final
 from onward.delivery.ranges import Range, Ranges
 from onward.delivery.share import Grant, Share
 
+AGE_MS_MAX: Final = 86_400_000
+"""A member is believed that it has held a delivery for so long at most."""
 _STALE_MAX: Final = 1_000
 
 
@@ -31,8 +34,8 @@ class Lease:
     """What one delivery handed to one member: `ranges` is what it has not settled yet."""
 
     __slots__ = (
-        "_started", "_starts", "expires_at_ms", "grants", "id", "leased_at_ms", "member", "ranges",
-        "reports", "topic",
+        "_dated", "_started", "_starts", "expires_at_ms", "grants", "id", "leased_at_ms",
+        "member", "ranges", "reports", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +62,8 @@ class Lease:
         """What was reported, settled or not; None: all of it counts as started."""
         self._starts: list[tuple[int, int]] = []
         """The first offset of each report and when it came, sorted."""
+        self._dated: Ranges | None = None
+        """Of a re-claimed lease: what was started before the claim. Later reports repeat it."""
 
     @property
     def started(self) -> list[Range]:
@@ -92,11 +97,28 @@ class Lease:
         place = bisect_right(self._starts, (offset, maxsize)) - 1
         return self._starts[place][1] if place >= 0 else self.leased_at_ms
 
+    def date_back(self, *, held_ms: int, starts: Iterable[tuple[int, int, int]]) -> None:
+        """Set when a re-claimed lease began, and its messages were started: (start, end, ms ago).
+
+        >>> lease = Lease(1, "ann", "t", [(0, 9, 1, 1)], now_ms=50, lease_ms=100, reports=True)
+        >>> lease.date_back(held_ms=40, starts=[(0, 4, 30)])
+        >>> lease.start(0, 5, now_ms=51)
+        >>> lease.leased_at_ms, lease.started_at_ms(3), lease.started_at_ms(4)
+        (10, 20, 51)
+        """
+        now_ms, held_ms = self.leased_at_ms, min(held_ms, AGE_MS_MAX)
+        self.leased_at_ms = now_ms - held_ms
+        dated = [(start, end, now_ms - min(ms, held_ms)) for start, end, ms in starts]
+        self._dated = Ranges((start, end) for start, end, _ in dated)
+        self._starts = sorted((start, at_ms) for start, _, at_ms in dated)
+
     def start(self, start: int, end: int, *, now_ms: int) -> None:
         """Note that the member starts the offsets from `start` to before `end`."""
         if self._started is None:
             return
-        insort(self._starts, (start, now_ms))
+        undated = [(start, end)] if self._dated is None else self._dated.gaps(start, end)
+        for offset, _ in undated:
+            insort(self._starts, (offset, now_ms))
         first, last = self.ranges.first, self.ranges.end
         if first is None or last is None or (start <= first and last <= end):
             self._started = None  # the usual case: one report for the whole delivery

@@ -34,6 +34,8 @@ ROWS_MAX: Final = 100_000
 """Rows of an ACK or SETTLED, ranges of a DELIVERY, rows and ranges of a SETTLE."""
 TOPICS_MAX: Final = 1_000
 CLAIMS_MAX: Final = 10_000
+CLAIMED_STARTS_MAX: Final = 10_000
+"""Of all claims of a CONSUME together."""
 CREDIT_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int, int]
@@ -70,9 +72,15 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     ranges: Annotated[
         tuple[tuple[Number, Number, Number], ...], msgspec.Meta(min_length=1, max_length=ROWS_MAX)
     ]
+    held_ms: Number = 0
+    """For how long the member has had the delivery. An age: its clock is not the broker's."""
+    starts: Annotated[
+        tuple[tuple[Number, Number, Number], ...], msgspec.Meta(max_length=CLAIMED_STARTS_MAX)
+    ] = ()
+    """Ranges that the member has started, each with how long ago."""
 
     def __post_init__(self) -> None:
-        if any(start >= end for start, end, _ in self.ranges):
+        if any(start >= end for start, end, _ in (*self.ranges, *self.starts)):
             raise ValueError("a range ends after its start")
 
 
@@ -315,6 +323,12 @@ def decode_consume(payload: Bytes) -> Consume:
     count = sum(len(claim.ranges) for claim in consume.claims)
     if count > ROWS_MAX:
         raise InvalidRequest(f"a CONSUME re-claims at most {ROWS_MAX} ranges, not {count}")
+    starts = sum(len(claim.starts) for claim in consume.claims)
+    if starts > CLAIMED_STARTS_MAX:
+        raise InvalidRequest(
+            f"a CONSUME says of at most {CLAIMED_STARTS_MAX} ranges when they were started, "
+            f"not of {starts}"
+        )
     return consume
 
 

@@ -12,10 +12,12 @@ from onward import Client, Delivery
 from onward.broker.broker import Broker
 from onward.client.work import make_work
 from onward.client.work_run import WorkRun
+from onward.clock import Clock
 from onward.errors import LeaseLost, OutcomeUnknown
 from onward.protocol.deliveries import Claim, Consume
 from onward.protocol.payloads import Durability
 from onward.settings import GroupSettings
+from onward.testing.clock import ManualClock
 from onward.testing.disk import FaultyDisk
 
 from .calling import Cable, SlowCommit, settings_with
@@ -47,11 +49,11 @@ class World:
         assert isinstance(commit, SlowCommit)
         return commit
 
-    async def client(self, *, timeout_s: float = 60.0) -> Client:
+    async def client(self, *, timeout_s: float = 60.0, clock: Clock | None = None) -> Client:
         cable = Cable(self.broker)
         client = Client(
             [], token=None, name="test", timeout_s=timeout_s, durability=Durability.DEFAULT,
-            dials=[cable.dial], producer_id=7 + len(self.clients), jitter=Random(1),
+            dials=[cable.dial], producer_id=7 + len(self.clients), jitter=Random(1), clock=clock,
         )  # fmt: skip
         self.clients.append(client)
         self.cables.append(cable)
@@ -305,6 +307,33 @@ async def test_the_window_ends_by_itself() -> None:
         await made.restart()
         async with client.consume("orders", group="g") as consumer:
             assert offsets(await fetch(consumer, 1)) == [0]
+
+
+@pytest.mark.parametrize("is_acked_before", [True, False])
+async def test_the_time_of_work_over_a_restart_counts_from_its_start(is_acked_before: bool) -> None:
+    async with world() as made:
+        clock = ManualClock()
+        client = await made.client(clock=clock)
+        await publish(client, "a", "b", "c")
+        deliveries = aiter(client.consume("orders", group="g", credit=3))
+        at_once = await anext(deliveries)
+        await until(lambda: made.leased() == 3)
+        clock.advance(4_000)
+        _ = await anext(deliveries)
+        later = await anext(deliveries)
+        clock.advance(5_000)
+        await made.die()
+        acks = [asyncio.ensure_future(one.ack()) for one in (at_once, later) if is_acked_before]
+        await made.start()
+        await until(lambda: made.members() == 1)
+        acks += [asyncio.ensure_future(one.ack()) for one in (at_once, later) if not acks]
+        await asyncio.gather(*acks)
+        (life,) = (await client.explain("orders/0")).groups
+        assert (life.events[-1].took_ms or 0) >= 9_000
+        (life,) = (await client.explain("orders/2")).groups
+        acked = life.events[-1]
+        assert 9_000 <= (acked.took_ms or 0) < 60_000
+        assert 5_000 <= (acked.worked_ms or 0) <= (acked.took_ms or 0) - 4_000
 
 
 async def test_people_can_see_what_is_kept_for_members_that_may_come_back() -> None:

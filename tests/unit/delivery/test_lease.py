@@ -168,3 +168,21 @@ def test_all_that_a_member_holds_counts_as_started_that_never_reports() -> None:
     lease = Leases().grant("ann", Share("orders", start=0), [(0, 9, 1, 1)], now_ms=0, lease_ms=100)
     lease.start(2, 4, now_ms=1)
     assert (lease.started, lease.unstarted) == ([(0, 9)], [])
+
+
+def test_a_lease_is_dated_back_by_a_day_at_most_and_its_starts_not_before_it():
+    lease = Lease(1, "ann", "t", [(0, 9, 1, 1)], now_ms=7, lease_ms=5, reports=True)
+    lease.date_back(held_ms=90_000_000, starts=[(0, 2, 95_000_000), (4, 6, 3)])
+    assert (lease.leased_at_ms, lease.expires_at_ms) == (7 - 86_400_000, 12)
+    assert (lease.started_at_ms(1), lease.started_at_ms(5)) == (7 - 86_400_000, 4)
+    assert lease.unstarted == [(0, 9)], "a date is no report"
+
+
+def test_a_start_that_is_reported_again_keeps_its_date():
+    lease = Lease(1, "ann", "t", [(0, 9, 1, 1)], now_ms=50, lease_ms=5, reports=True)
+    lease.date_back(held_ms=40, starts=[(4, 6, 30)])
+    lease.start(0, 9, now_ms=60)
+    assert [lease.started_at_ms(offset) for offset in (0, 3, 4, 5, 6, 8)] == [
+        60, 60, 20, 20, 60, 60,
+    ]  # fmt: skip
+    assert lease.unstarted == []

@@ -10,6 +10,7 @@ from onward.protocol.deliveries import (
     ROWS_MAX,
     TOPICS_MAX,
     Ack,
+    Claim,
     Consume,
     Joined,
     Outcome,
@@ -101,6 +102,8 @@ def test_a_delivery_comes_back_with_its_entries(
         Consume("billing"),
         Consume("billing", ("orders", "refunds"), "b-1", 2**31 - 1, {"retry": {"kind": "none"}}),
         Consume("billing", ("orders",), refuse=True, create=False),
+        Consume("billing", claims=(Claim(7, "orders", 2, ((0, 9, 1),)),)),
+        Consume("billing", claims=(Claim(7, "orders", 2, ((0, 9, 1),), 90, ((0, 4, 80),)),)),
     ],
 )
 def test_a_consume_comes_back_with_its_wish_as_it_was(consume: Consume) -> None:
@@ -124,6 +127,28 @@ def test_outcomes_of_every_kind_come_back() -> None:
         ),
     )
     assert decode_settle(encode_json(settle)) == settle
+
+
+def test_a_claim_without_ages_is_of_an_older_client() -> None:
+    claim = b'{"delivery": 7, "topic": "orders", "number": 2, "ranges": [[0, 9, 1]]}'
+    (found,) = decode_consume(b'{"group": "g", "claims": [%s]}' % claim).claims
+    assert (found.held_ms, found.starts) == (0, ())
+
+
+@pytest.mark.parametrize(
+    "ages", [b'"held_ms": -1', b'"starts": [[4, 4, 0]]', b'"starts": [[0, 4, -1]]']
+)
+def test_a_claim_with_ages_that_cannot_be_is_refused(ages: bytes) -> None:
+    claim = b'{"delivery": 7, "topic": "orders", "number": 2, "ranges": [[0, 9, 1]], %s}' % ages
+    with pytest.raises(InvalidRequest):
+        decode_consume(b'{"group": "g", "claims": [%s]}' % claim)
+
+
+def test_claims_with_too_many_starts_are_refused() -> None:
+    starts = tuple((offset, offset + 1, 0) for offset in range(6_000))
+    claims = tuple(Claim(number, "orders", 2, ((0, 6_000, 1),), 0, starts) for number in (1, 2))
+    with pytest.raises(InvalidRequest, match="at most 10000 ranges when they were started"):
+        decode_consume(encode_json(Consume("g", claims=claims)))
 
 
 def test_fields_of_a_later_version_are_ignored_by_a_broker() -> None:
