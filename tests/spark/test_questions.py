@@ -18,12 +18,13 @@ from onward.delivery.share import Share
 from onward.delivery.trace import Trace, decode_row, encode_rows
 from onward.errors import AlreadyExists, UnknownGroup, UnknownTopic
 from onward.pipeline import views
-from onward.pipeline.jobs.reconcile import Buried, Pair, _slow, judge, reconcile
+from onward.pipeline.jobs.reconcile import Buried, Pair, _ranges, _slow, judge, reconcile
 from onward.pipeline.jobs.stats import published, settled, stats
 from onward.pipeline.jobs.trace import life_lines, trace
 from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_state import Gap
 from onward.pipeline.place import Place, open_client
+from onward.pipeline.report import Found
 
 OFFSETS = 40
 SEEDS = 60
@@ -289,6 +290,29 @@ def test_what_a_batch_reader_acked_late_is_not_slow(spark: SparkSession):
         "member", *acked.split(", ")
     )
     assert [row["member"] for row in found.where(_slow(60_000)).collect()] == ["ann", None]
+
+
+def test_adjacent_slow_messages_are_one_range_with_the_slowest_time_and_its_member(
+    spark: SparkSession,
+):
+    rows = [
+        (offset, group, 90_000 + offset, member)
+        for group, offset, member in [
+            ("g", 0, "ann"), ("g", 1, "bob"), ("g", 2, "ann"), ("g", 9, "eve"), ("h", 2, "ann"),
+            ("h", 3, "spark"),
+        ]
+    ]  # fmt: skip
+    columns = "offset BIGINT, `group` STRING, took_ms BIGINT, member STRING"
+    judged = spark.createDataFrame(rows, columns).selectExpr(
+        "*", "'t' topic", "'settled' verdict", "offset * 10 AS published_ms"
+    )
+    found = _ranges(judged, slow_ms=60_000)
+    assert list(found["slow"]) == [
+        Found("t", 0, "g", 0, member="ann", took_ms=90_002, last=2),
+        Found("t", 2, "h", 20, member="ann", took_ms=90_002, last=2),
+        Found("t", 9, "g", 90, member="eve", took_ms=90_009, last=9),
+    ]
+    assert (found["missing"], found["undelivered"]) == ((), ())
 
 
 def test_a_reconciliation_tells_what_is_settled_and_writes_its_page(

@@ -319,7 +319,9 @@ def _lists(report: Report) -> str:
          "They wait for a member, or one has them right now."),
         ("Dead", report.dead, total.dead, "Look at the cause, then redrive or purge them."),
         ("Retrying", report.retrying, total.retrying, "They come again by themselves."),
-        ("Slow", report.slow, slow, f"Acked later than {_span(report.slow_ms)} after the publish."),
+        ("Slow", report.slow, slow,
+         (f"Acked later than {_span(report.slow_ms)} after the publish. "
+          "Of a range, time and member are those of the slowest message.")),
         ("Repeated", report.repeated, repeated,
          "Acked again without a replay: this should not be."),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 LISTED_MAX = 100
-"""Messages of each list; the numbers above it count all."""
+"""Messages, or ranges of them, in each list; the numbers above it count all."""
 
 
 class Verdicts(NamedTuple):
@@ -66,6 +66,7 @@ class Found(NamedTuple):
     member: str = ""
     cause: str = ""
     took_ms: int | None = None
+    """From the publish to the ack; of a range, of the slowest one, whose member it names."""
     last: int | None = None
 
     @property

@@ -134,6 +134,15 @@ def test_the_backlog_is_not_called_missing_and_is_listed_as_ranges():
     assert "are listed" not in page, "all of them are"
 
 
+def test_slow_messages_are_listed_as_ranges_with_the_slowest_of_each():
+    lines = [GroupLine("orders", "billing", Verdicts(acked=200), slow=150)]
+    found = [Found("orders", 50, "billing", 0, member="ann", took_ms=95_000, last=199)]
+    page = render(report(lines=lines, slow=found))
+    for text in ("orders/50 to orders/199", "95 s", "<td>ann</td>", "of the slowest message"):
+        assert text in page
+    assert "are listed" not in page, "all of them are"
+
+
 def test_the_last_label_of_the_time_axis_is_inside_the_picture():
     for count in (7, 8, 120):
         bars = [Bar(n * 1_000, Verdicts(acked=1)) for n in range(count)]

@@ -394,12 +394,12 @@ def _summarise(judged: DataFrame, ends: Sequence[_End], *, slow_ms: int) -> Repo
         F.sum(F.expr(f"CAST({_slow(slow_ms)} AS INT)")).alias("slow"),
         F.sum(F.expr("CAST(repeats > 0 AS INT)")).alias("repeated"),
     )
-    lists, ranges = _lists(judged, slow_ms=slow_ms), _ranges(judged)
+    lists, ranges = _lists(judged), _ranges(judged, slow_ms=slow_ms)
     return Report(
         servers="", since_ms=None, until_ms=0, made_at_ms=0, published=0, slow_ms=slow_ms,
         lines=_lines(counts, timed.collect()), bars=_bars(counts), bar_ms=bar_ms,
         undelivered=ranges["undelivered"], missing=ranges["missing"],
-        retrying=lists["retrying"], dead=lists["dead"], slow=lists["slow"],
+        retrying=lists["retrying"], dead=lists["dead"], slow=ranges["slow"],
         repeated=lists["repeated"],
     )  # fmt: skip
 
@@ -448,11 +448,10 @@ def _lines(counts: Iterable[Row], timed: Iterable[Row]) -> tuple[GroupLine, ...]
     return tuple(sorted(lines, key=lambda line: (line.topic, line.group)))
 
 
-def _lists(judged: DataFrame, *, slow_ms: int) -> dict[str, tuple[Found, ...]]:
+def _lists(judged: DataFrame) -> dict[str, tuple[Found, ...]]:
     """Return the first messages of each list, all with one look at the rows."""
     wanted = {
-        "dead": "verdict = 'dead'", "retrying": "verdict = 'retrying'", "slow": _slow(slow_ms),
-        "repeated": "repeats > 0",
+        "dead": "verdict = 'dead'", "retrying": "verdict = 'retrying'", "repeated": "repeats > 0",
     }  # fmt: skip
     lists = F.array(*(F.when(F.expr(where), name) for name, where in wanted.items()))
     order = Window.partitionBy("list").orderBy("topic", "offset", "group")
@@ -471,26 +470,35 @@ def _slow(slow_ms: int) -> str:
     return f"took_ms > {slow_ms} AND NOT {batch}"
 
 
-def _ranges(judged: DataFrame) -> dict[str, tuple[Found, ...]]:
-    """Return the first ranges of messages without an outcome: there are many side by side."""
-    kinds = ("undelivered", "missing")
-    place = Window.partitionBy("verdict", "topic", "group").orderBy("offset")
-    apart = judged.where(F.col("verdict").isin(*kinds)).withColumn(
-        "apart", F.col("offset") - F.row_number().over(place)
-    )
-    ranges = apart.groupBy("verdict", "topic", "group", "apart").agg(
-        F.min("offset").alias("first"), F.max("offset").alias("last"), F.min("published_ms")
-    )
-    order = Window.partitionBy("verdict").orderBy("topic", "first", "group")
+def _ranges(judged: DataFrame, *, slow_ms: int) -> dict[str, tuple[Found, ...]]:
+    """Return the first ranges of messages that lack an outcome, or were slow: many are adjacent.
+
+    The time and the member of a range are those of its slowest message.
+    """
+    kinds = ("undelivered", "missing", "slow")
+    # Only what was acked has a time, so no message is in two lists.
+    listed = judged.withColumn(
+        "list", F.when(F.expr(_slow(slow_ms)), "slow").otherwise(F.col("verdict"))
+    ).where(F.col("list").isin(*kinds))
+    place = Window.partitionBy("list", "topic", "group").orderBy("offset")
+    apart = listed.withColumn("apart", F.col("offset") - F.row_number().over(place))
+    ranges = apart.groupBy("list", "topic", "group", "apart").agg(
+        F.min("offset").alias("first"), F.max("offset").alias("last"),
+        F.min("published_ms").alias("published_ms"), F.max("took_ms").alias("took_ms"),
+        F.max_by("member", "took_ms").alias("member"),
+    )  # fmt: skip
+    order = Window.partitionBy("list").orderBy("topic", "first", "group")
     first = ranges.withColumn("place", F.row_number().over(order)).where(
         F.col("place") <= LISTED_MAX
     )
     found: dict[str, list[Found]] = {kind: [] for kind in kinds}
     for row in sorted(first.collect(), key=lambda row: int(row["place"])):
-        at_ms = row["min(published_ms)"]
-        found[row["verdict"]].append(
-            Found(row["topic"], row["first"], row["group"], at_ms, last=row["last"])
-        )
+        found[row["list"]].append(
+            Found(
+                row["topic"], row["first"], row["group"], row["published_ms"], last=row["last"],
+                member=row["member"] or "", took_ms=row["took_ms"],
+            )
+        )  # fmt: skip
     return {kind: tuple(listed) for kind, listed in found.items()}
 
 
