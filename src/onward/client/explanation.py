@@ -30,6 +30,13 @@ _WITH_RANGES = frozenset(
     {"acked", "filtered", "retried", "expired", "lost", "released", "dead", "skipped",
      "redriven", "purged", "replayed"}
 )  # fmt: skip
+_ENDS = frozenset({"acked", "filtered", "skipped", "purged", "dead", "started", "reset", "moved"})
+"""Events that say how a message ended in a group, or why it had nothing to do with it."""
+_UNTRACED_STORED = "acked or left out; the trace no longer reaches back"
+_UNTRACED_GONE = (
+    "acked, left out, or dropped by retention before it was delivered; "
+    "the trace no longer reaches back"
+)
 
 
 class Publisher(msgspec.Struct, frozen=True):
@@ -147,6 +154,7 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 1
     due_at_ms: int = 0
     cause: str = ""
+    """Why it is dead; or why it is not known how it was finished."""
     died_at_ms: int = 0
     paused: bool = False
     """It is to be delivered, and the group is paused."""
@@ -216,6 +224,8 @@ class GroupLife(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return "the group is no more"
             case "broadcast":
                 return f"each member reads by itself: {self._passed()}"
+            case "finished" if self.cause:
+                return f"finished{cause}"
         return self.events[-1].sentence() if self.events else self.state
 
     def _passed(self) -> str:
@@ -364,22 +374,31 @@ class LifeStory:
                 except Corruption:
                     continue  # a row that nobody can read tells nothing
 
-    def lives(self, states: Iterable[Mapping[str, Any]]) -> tuple[GroupLife, ...]:
-        """Return how it went in every group, from what was taken and what the broker says now."""
+    def lives(
+        self, states: Iterable[Mapping[str, Any]], *, is_complete: bool = True,
+        is_stored: bool = True,
+    ) -> tuple[GroupLife, ...]:  # fmt: skip
+        """Return how it went in every group, from what was taken and what the broker says now.
+
+        Where the trace is not complete, it may not say how the message was finished.
+        """
+        untraced = "" if is_complete else _UNTRACED_STORED if is_stored else _UNTRACED_GONE
         alive = {str(state["group"]): state for state in states}
         for name, events in self._events.items():
             if name not in alive and any(
                 event.did not in ("forked", "started") for event in events
             ):
                 alive[name] = {"group": name, "state": "gone"}
-        return tuple(self._life(alive[name]) for name in sorted(alive))
+        return tuple(self._life(alive[name], untraced) for name in sorted(alive))
 
-    def _life(self, state: Mapping[str, Any]) -> GroupLife:
+    def _life(self, state: Mapping[str, Any], untraced: str) -> GroupLife:
         first = state.get("behind")
         behind = "" if first is None else f"{self._topic}/{first}"
         life = msgspec.convert({**state, "behind": behind}, GroupLife)
         events = tuple(self._events.get(life.group, ()))
-        return msgspec.structs.replace(life, events=events)
+        is_told = life.state != "finished" or any(event.did in _ENDS for event in events)
+        cause = life.cause if is_told else untraced
+        return msgspec.structs.replace(life, events=events, cause=cause)
 
     def _take(self, row: Trace) -> None:
         took_ms = worked_ms = None

@@ -131,7 +131,10 @@ class LifeCalls(Asking):
             node=str(status["node"]), durability=_durability(message, status["durable_event_id"]),
             published_by=_publisher(state),
             producer_id=int(state.get("producer_id") or 0),
-            groups=story.lives(state["groups"]), is_complete=is_complete,
+            groups=story.lives(
+                state["groups"], is_complete=is_complete, is_stored=message is not None
+            ),
+            is_complete=is_complete,
             scheduled=await self._scheduled_origin(message),
             became=await self._became(topic, offset),
         )  # fmt: skip

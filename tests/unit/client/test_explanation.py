@@ -293,6 +293,45 @@ def test_who_scheduled_a_message_may_be_forgotten_and_that_is_said():
 
 
 @pytest.mark.parametrize(
+    ("is_stored", "sentence"),
+    [
+        (True, "finished: acked or left out; the trace no longer reaches back"),
+        (
+            False,
+            (
+                "finished: acked, left out, or dropped by retention before it was delivered; "
+                "the trace no longer reaches back"
+            ),
+        ),
+    ],
+)
+def test_how_a_message_ended_before_the_oldest_row_is_said_to_be_unknown(
+    is_stored: bool, sentence: str
+):
+    states = [{"group": "billing", "state": "finished"}]
+    (life,) = story_of().lives(states, is_complete=False, is_stored=is_stored)
+    assert life.sentence() == sentence
+    (life,) = story_of().lives(states)
+    assert life.sentence() == "finished"
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [
+        (row("acked", 40, member="ann", took_ms=(12,)), "acked by ann after 12 ms"),
+        (row("skipped", 40, cause="dropped by retention"), "skipped: dropped by retention"),
+    ],
+)
+def test_an_end_that_the_trace_still_tells_is_told_though_its_oldest_part_is_gone(
+    last: Trace, sentence: str
+):
+    states = [{"group": "billing", "state": "finished"}, {"group": "mail", "state": "fresh"}]
+    billing, mail = story_of(last).lives(states, is_complete=False, is_stored=False)
+    assert billing.sentence() == sentence
+    assert (mail.cause, mail.sentence()) == ("", "not delivered yet")
+
+
+@pytest.mark.parametrize(
     ("became", "line"),
     [
         (
