@@ -195,7 +195,7 @@ def _record(letter: DeadLetterDescription, group: str) -> dict[str, object]:
 def _row(letter: DeadLetterDescription, group: str) -> dict[str, object]:
     cause, message = letter.cause, letter.message
     return {
-        "group": group, "body": "(gone)" if message is None else printable(message.body),
+        "group": group, "body": "(not readable)" if message is None else printable(message.body),
         "id": letter.id, "died": format_instant(letter.died_at_ms), "attempts": letter.attempts,
         "member": letter.member,
         "cause": cause if len(cause) <= _CAUSE_WIDTH else f"{cause[: _CAUSE_WIDTH - 1]}…",

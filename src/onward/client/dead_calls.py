@@ -21,14 +21,14 @@ from onward.client.asking import Asking
 from onward.client.finding import collect
 from onward.client.groups import DeadLetterDescription, Offsets, as_ranges
 from onward.delivery.ranges import Range, ranges_of
-from onward.errors import InvalidRequest, UnknownTopic
+from onward.errors import Forbidden, InvalidRequest, UnknownTopic
 from onward.message.message import Message
 from onward.message.texts import check_text
 
 logger = logging.getLogger("onward.client")
 
 Where = Callable[[DeadLetterDescription, Message | None], bool]
-"""Picks dead letters; the message is None when retention has taken it away."""
+"""Picks dead letters; the message is None when it is gone, or its topic may not be read."""
 
 _PAGE = 1_000
 _PAGE_WITH_MESSAGES = 100
@@ -50,7 +50,9 @@ class DeadCalls(Asking):
         """Give the dead letters of a group, for `async for`, in the order of topic and offset.
 
         `text` is looked for in cause and body; `where(letter, message)` picks; with `messages`
-        each one carries its message, which is what an export needs.
+        each one carries its message, which is what an export needs. A topic that may not be read
+        (`closed`, `write-only`) gives its letters without messages; a warning of the logger
+        `onward.client` names it.
 
         >>> import asyncio, onward
         >>> async def main() -> list[str]:
@@ -77,12 +79,13 @@ class DeadCalls(Asking):
         if topic is not None:
             request["topic"] = topic
         after: object = None
+        unreadable: set[str] = set()
         while True:
             asked = {**request, "after": after} if after else request
             reply = await self._request(asked)
             page = [_letter(fields) for fields in reply["dead"]]
             if is_looked_at:
-                page = await self._with_messages(page)
+                page = await self._with_messages(page, unreadable)
             for letter in page:
                 if _is_wanted(letter, text, where):
                     yield letter
@@ -190,21 +193,26 @@ class DeadCalls(Asking):
         return {name: ranges_of(listed) for name, listed in found.items()}
 
     async def _with_messages(
-        self, page: list[DeadLetterDescription]
+        self, page: list[DeadLetterDescription], unreadable: set[str]
     ) -> list[DeadLetterDescription]:
+        """Return the letters with their messages; add topics that may not be read to a set."""
         offsets: defaultdict[str, list[int]] = defaultdict(list)
         for letter in page:
-            offsets[letter.topic].append(letter.offset)
+            if letter.topic not in unreadable:
+                offsets[letter.topic].append(letter.offset)
         found: dict[tuple[str, int], Message] = {}
         for topic, listed in offsets.items():
             try:
                 first_offset = await self._first_kept(topic)
+                async for message in collect(
+                    self._reader_at, topic, ranges_of(listed), first_offset=first_offset
+                ):
+                    found[topic, message.offset] = message
             except UnknownTopic:
                 continue
-            async for message in collect(
-                self._reader_at, topic, ranges_of(listed), first_offset=first_offset
-            ):
-                found[topic, message.offset] = message
+            except Forbidden as error:
+                unreadable.add(topic)
+                logger.warning("dead letters are listed without their messages: %s", error)
         replace: Any = msgspec.structs.replace
         return [replace(one, message=found.get((one.topic, one.offset))) for one in page]
 

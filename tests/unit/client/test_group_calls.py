@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -321,6 +321,30 @@ async def test_dead_letters_are_listed_with_why_and_with_their_message(pair: Pai
     first, _ = await letters(client.dead_letters("billing", messages=True))
     assert isinstance(first.message, Message)
     assert first.message.body == b"order 2"
+
+
+@pytest.mark.parametrize("rule", ["closed", "write-only"])
+async def test_letters_of_a_topic_that_may_not_be_read_are_listed_without_messages(
+    pair: Pair, rule: Literal["closed", "write-only"], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):  # fmt: skip
+    client, cable = pair
+    monkeypatch.setattr("onward.client.dead_calls._PAGE_WITH_MESSAGES", 2)
+    await client.publish_many("parcels", ["a", "b", "c"])
+    await client.change_group("billing", add_topics="parcels")
+    await happened(cable, "dead", (2, 4), cause="no such order")
+    await happened(cable, "dead", (0, 3), cause="no such street", topic="parcels")
+    await client.change_topic("parcels", rule=rule)
+    found = await letters(client.dead_letters("billing", messages=True))
+    assert [(one.id, one.message and one.message.text) for one in found] == [
+        ("orders/2", "order 2"), ("orders/3", "order 3"), ("parcels/0", None),
+        ("parcels/1", None), ("parcels/2", None),
+    ]  # fmt: skip
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    why = f"topic 'parcels' is {rule}: it cannot be read"
+    assert warnings == [f"dead letters are listed without their messages: {why}"]
+    by_cause = await letters(client.dead_letters("billing", text="street"))
+    assert [one.id for one in by_cause] == ["parcels/0", "parcels/1", "parcels/2"]
 
 
 async def test_more_dead_letters_than_a_page_are_all_listed(
