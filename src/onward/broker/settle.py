@@ -13,9 +13,9 @@ ready again. What it had started when it died comes again alone, after a pause t
 letter is made only of a message with which a member died that had started nothing else: one that
 died in company may be innocent, so its last attempt does not count then.
 
-The first few times a lease that ran out makes no dead letter, whatever the policy of the group says:
-when a process hangs, all that it had started runs out together, and most of it is innocent. Nor does
-the death of a member that never reports what it starts: it has perhaps not even looked at it.
+The first few times a lease that ran out makes no dead letter, whatever the policy of the group
+says: when a process hangs, all that it had started runs out together, and most of it is innocent.
+Nor does the death of a member that never reports what it starts: it has perhaps not even looked.
 """
 
 from __future__ import annotations

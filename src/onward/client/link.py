@@ -42,7 +42,7 @@ class Link(asyncio.BufferedProtocol):
     """One connection."""
 
     def __init__(self, *, name: str, token: str | None, place: str = "there") -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._home = Home()
         self._connection = ClientConnection(place=place)
         self._hello = Hello(
@@ -54,8 +54,8 @@ class Link(asyncio.BufferedProtocol):
         self._heard_at = 0.0
         self._beat: asyncio.TimerHandle | None = None
         self._error: OnwardError | None = None
-        self.ready: asyncio.Future[Welcome] = self._loop.create_future()
-        self.lost: asyncio.Future[OnwardError] = self._loop.create_future()
+        self.ready: asyncio.Future[Welcome] = self.loop.create_future()
+        self.lost: asyncio.Future[OnwardError] = self.loop.create_future()
         self.was_answered = False
         """Whether the other side has sent anything."""
         self.writable = asyncio.Event()
@@ -114,7 +114,7 @@ class Link(asyncio.BufferedProtocol):
             return
         self._home.check()
         if not self._unsent:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         self._unsent.append(frame)
 
     def _flush(self) -> None:
@@ -151,7 +151,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves."""
         self._transport = cast(asyncio.Transport, transport)
-        self._heard_at = self._loop.time()
+        self._heard_at = self.loop.time()
         self._transport.write(self._connection.hello(self._hello))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -160,7 +160,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was received."""
-        self._heard_at = self._loop.time()
+        self._heard_at = self.loop.time()
         self.was_answered = True
         try:
             frames = self._connection.received(nbytes)
@@ -216,11 +216,11 @@ class Link(asyncio.BufferedProtocol):
             self._error = from_wire({"code": goodbye.code, "message": goodbye.message})
 
     def _schedule_beat(self) -> None:
-        self._beat = self._loop.call_later(self.welcome.heartbeat_ms / 1000, self._on_beat)
+        self._beat = self.loop.call_later(self.welcome.heartbeat_ms / 1000, self._on_beat)
 
     def _on_beat(self) -> None:
         """Ask for a sign of life; a broker that was silent for too long is given up."""
-        silent_s = self._loop.time() - self._heard_at
+        silent_s = self.loop.time() - self._heard_at
         if silent_s * 1000 > SILENT_HEARTBEATS_MAX * self.welcome.heartbeat_ms:
             self.abort(NotConnected(f"nothing was heard from the broker for {silent_s:.0f} s"))
         elif self._transport is not None:

@@ -121,8 +121,8 @@ class Membership:
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        # Looked up when it is needed: a consumer may be made before its loop runs.
-        return asyncio.get_running_loop()
+        # A consumer may be made before its loop runs; asking for that is a system call in 3.11.
+        return asyncio.get_running_loop() if self._seat is None else self._seat.link.loop
 
     @property
     def is_joined(self) -> bool:

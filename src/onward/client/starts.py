@@ -56,8 +56,20 @@ class Starts:
             # What the last report was about took longer than it should have: report less at once.
             self._count = max(1, int(self._count * _QUICK_S / since_s))
         self.ahead = min(self._count, len(waiting))
-        if self.seat is not None:
+        if self.seat is None:
+            return
+        if self.ahead == 1:
+            self._delivery(waiting[0])
+        else:
             self.deliveries(islice(waiting, self.ahead))
+
+    def _delivery(self, delivery: Delivery) -> None:
+        """Report one message: what `deliveries` does, for programs with many slow members."""
+        batch, offset = delivery.batch, delivery.offset
+        assert batch is not None, "a delivery is made by its batch"
+        if batch.lease != NOT_LEASED:
+            batch.starts.append((offset, offset + 1, self._monotonic_ms()))
+            self._report([(batch.lease, offset, offset + 1)])
 
     def deliveries(self, deliveries: Iterable[Delivery]) -> None:
         """Report messages that are about to be handed out."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.bench import backlog, consume_ack, fair, jobs, latency, ordered
+from onward.bench import backlog, consume_ack, fair, jobs, latency, members, ordered
 from onward.bench.report import Options, Report
 
 
@@ -41,6 +41,19 @@ def test_jobs_handles_what_is_published_meanwhile(
 ):
     monkeypatch.setattr(jobs, "WARM_UP_S", 0.2)
     assert jobs.run(few(tmp_path, seconds=0.5)).unit == "jobs/s"
+
+
+@pytest.mark.e2e
+def test_members_are_measured_beside_the_handlers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(members, "WARM_UP_S", 1.5)
+    monkeypatch.setattr(members, "KINDS", ("alone", "app", "await_ack"))
+    report = members.run(few(tmp_path, seconds=0.5))
+    assert set(report.peers) == {"handlers alone"}
+    awaited = report.details["await_ack"]
+    assert isinstance(awaited, dict)
+    assert awaited["broker_us"] > 0
 
 
 @pytest.mark.e2e

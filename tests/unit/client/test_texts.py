@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
-
-import logging
 
 import pytest
 
