@@ -55,7 +55,9 @@ async def test_an_ack_that_was_confirmed_survives_the_death_of_the_broker(
             await broker.start()
             assert (await mq.group("billing")).backlog == len(open_offsets)
             told = await life_of(mq, f"orders/{turn}", "billing")
-            assert (told.state, events_of(told)) == ("finished", [("acked", consumer.member)])
+            # Members of earlier turns released it when they left.
+            ends = [event for event in events_of(told) if event[0] != "released"]
+            assert (told.state, ends) == ("finished", [("acked", consumer.member)])
     assert open_offsets == set(range(4, 200, 5))
 
 

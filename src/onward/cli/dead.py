@@ -7,6 +7,7 @@ IDs, --topic and --text they mean all dead letters of the group.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -147,7 +148,9 @@ def _settle(
             "IDs name their topic: --topic does not fit", click.get_current_context()
         )
     # What is gone is printed below, once.
-    logging.getLogger("onward.client").setLevel(logging.ERROR)
+    client_logger = logging.getLogger("onward.client")
+    click.get_current_context().call_on_close(partial(client_logger.setLevel, client_logger.level))
+    client_logger.setLevel(logging.ERROR)
     with connect() as mq:
         # A purge means them all, a redrive those whose message is still there.
         asked = _count(mq, "purge", group, ids, topic, text, dry_run=True)

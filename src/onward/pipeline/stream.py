@@ -29,6 +29,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -446,9 +447,9 @@ def _create_group(
     start = options.start or Bound(word="earliest")
     if start.word == "group":
         raise UnknownGroup(f"group {group!r} does not exist: startingOffsets=group needs it")
-    begin: str | int = start.word or "earliest"
+    begin: str | datetime = start.word or "earliest"
     if start.time_ms is not None:
-        begin = str(start.time_ms)
+        begin = datetime.fromtimestamp(start.time_ms / 1000, tz=UTC)
     mq.create_group(group, list(ends), start=begin)
     if start.offsets:
         # Should this end half way, the next run begins too early, never too late.

@@ -69,6 +69,7 @@ PAIRS = [
         only_asynchronous={
             **dict.fromkeys(("expires_at_ms", "lease_ms", "renew_soon", "renewed"), LEASES),
             **dict.fromkeys(("lose", "lose_ranges", "lost", "has_lost", "keep_only"), LEASES),
+            **dict.fromkeys(("arrived_at_ms", "starts"), LEASES),
             **dict.fromkeys(("entries_bytes", "granted", "grants", "open", "taken"), RECEIVED),
             **dict.fromkeys(("again", "number", "topic_number", "wanted_by"), RECEIVED),
             **dict.fromkeys(("held", "ack_range", "ack_range_soon", "renew_for"), BY_RANGE),
