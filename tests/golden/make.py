@@ -14,14 +14,18 @@ from onward.message.entry import CARRIED_TOPIC, Draft, Entry, encode_entry
 from onward.message.entry import Kind as EntryKind
 from onward.protocol.connection import ClientConnection
 from onward.protocol.deliveries import (
+    FINISHED,
+    STARTS,
     Consume,
     Outcome,
     Settle,
     ack_frame,
     delivery_head,
     more_frame,
+    progress_frame,
     recall_frame,
     settled_frame,
+    settled_steps_frame,
     started_frame,
 )
 from onward.protocol.frames import Kind, frame
@@ -155,6 +159,12 @@ def starting_frames() -> bytes:
     return frame(Kind.CONSUME, 3, encode_json(consume)) + started_frame(3, rows)
 
 
+def progress_frames() -> bytes:
+    """What members of one connection report together, and what a broker refuses of it."""
+    finished, starts = (3, FINISHED, 9, 100, 101), (3, STARTS, 9, 101, 102)
+    return progress_frame(5, [finished, starts]) + settled_steps_frame(5, [finished])
+
+
 def recalling_frames() -> bytes:
     """What a broker sends to a member that can be asked for what it has not started."""
     return recall_frame(3, 5)
@@ -219,6 +229,7 @@ def golden_files() -> dict[str, bytes]:
     frames |= {"frames_member.bin": member_frames(), "frames_deliveries.bin": deliveries_frames()}
     frames["frames_starting.bin"] = starting_frames()
     frames["frames_recalling.bin"] = recalling_frames()
+    frames["frames_progress.bin"] = progress_frames()
     logs = {
         "log-entry.bin": log_entry(), "log-index.bin": log_index(),
         "log-carried.bin": log_carried(),

@@ -234,12 +234,9 @@ class Consuming:
         member = self._of_session.get(session, {}).get(consumer_id)
         if member is None:
             return
-        member.is_recalled = member.is_stuck = False
         now_ms = self._broker.clock.monotonic_ms()
         for delivery, start, end in rows:
-            lease = member.crew.leases.find(delivery)
-            if lease is not None and lease.member == member.name:
-                lease.start(start, end, now_ms=now_ms)
+            member.start(delivery, start, end, now_ms=now_ms)
 
     def cancel(self, session: Session, consumer_id: int) -> bool:
         """End a membership because its client wants no more; tell whether there was one."""

@@ -75,6 +75,13 @@ class Member:
         """Return how many deliveries it may still get."""
         return self.crew.credit_of(self)
 
+    def start(self, delivery: int, start: int, end: int, *, now_ms: int) -> None:
+        """Take note that it starts a part of a delivery; of one that is not its own: nothing."""
+        self.is_recalled = self.is_stuck = False
+        lease = self.crew.leases.find(delivery)
+        if lease is not None and lease.member == self.name:
+            lease.start(start, end, now_ms=now_ms)
+
 
 class Crew:
     """A group that has members."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from onward.delivery.ranges import Range
 from onward.delivery.trace import Trace, encode_rows
 from onward.errors import OnwardError
-from onward.protocol.deliveries import Row, settled_frame
 
 if TYPE_CHECKING:
     from onward.broker.publish import Publishing
@@ -41,7 +40,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.acked: dict[tuple[str, str, str], list[Timed]] = {}
         self.later: list[Trace] = []
-        self.answers: dict[Session, list[tuple[int, list[Row]]]] = {}
+        self.answers: dict[Session, list[tuple[int, bytes]]] = {}
         self.done: list[Done] = []
         self.rows: list[Trace] = []
         self.bodies: list[bytes] | None = None
@@ -81,9 +80,9 @@ class Outcomes:
         """Call `done` when all that was taken note of is durable, or why it will not be."""
         self._open().done.append(done)
 
-    def answer(self, session: Session, request_id: int, refused: list[Row]) -> None:
-        """Send SETTLED when all that was taken note of is durable, or why it will not be."""
-        self._open().answers.setdefault(session, []).append((request_id, refused))
+    def answer(self, session: Session, request_id: int, settled: bytes) -> None:
+        """Send a SETTLED frame when all that was taken note of is durable, or an error."""
+        self._open().answers.setdefault(session, []).append((request_id, settled))
 
     def _open(self) -> _Gathered:
         if self._gathered is None:
@@ -122,11 +121,11 @@ class Outcomes:
 
 
 def _send_answers(
-    session: Session, answers: list[tuple[int, list[Row]]], error: OnwardError | None
+    session: Session, answers: list[tuple[int, bytes]], error: OnwardError | None
 ) -> None:
     """Answer all frames of a connection that one commit has settled, in one write."""
     if error is None:
-        session.write(b"".join([settled_frame(one, refused) for one, refused in answers]))
+        session.write(b"".join([settled for _, settled in answers]))
         return
     for request_id, _ in answers:
         session.refuse(request_id, error)

@@ -20,10 +20,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from onward.errors import OnwardError, ProtocolError, Unauthenticated
-from onward.message.relative import REVISION
 from onward.protocol.connection import ServerConnection
 from onward.protocol.deliveries import decode_more
-from onward.protocol.frames import Kind, frame, frame_head
+from onward.protocol.frames import REVISION, Kind, frame, frame_head
 from onward.protocol.payloads import (
     Hello,
     Welcome,
@@ -185,6 +184,8 @@ class Session(asyncio.Protocol):
                     self._broker.consuming.give(self, request_id, decode_more(payload))
                 case Kind.STARTED:
                     self._broker.consuming.start(self, request_id, payload)
+                case Kind.PROGRESS:
+                    self._broker.consuming.settling.progress(self, request_id, payload)
                 case Kind.CONSUME:
                     self._broker.consuming.joining.open(self, request_id, payload)
                 case Kind.REQUEST:

@@ -33,12 +33,17 @@ from onward.delivery.share import Grant
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import InvalidRequest
 from onward.protocol.deliveries import (
+    FINISHED,
     ROWS_MAX,
+    STARTS,
     Outcome,
     Row,
+    Step,
     decode_ack,
+    decode_progress,
     decode_settle,
     settled_frame,
+    settled_steps_frame,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +65,7 @@ ROW_RANGES_MAX = 1_000
 
 
 class Settling:
-    """Takes ACK and SETTLE frames, and the ends that nobody announces."""
+    """Takes ACK, PROGRESS and SETTLE frames, and the ends that nobody announces."""
 
     def __init__(self, broker: Broker, consuming: Consuming) -> None:
         self._broker = broker
@@ -76,7 +81,42 @@ class Settling:
             # Its membership has ended, and with it every lease.
             session.write(settled_frame(request_id, _few(rows)))
             return
-        leases, refused = member.crew.leases, []
+        refused: list[Row] = []
+        is_any = self._finish(member, rows, refused)
+        self._answer(session, request_id, refused, has_rows=is_any)
+
+    def progress(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
+        """Take one PROGRESS frame: what several members have finished, and what they start."""
+        steps = decode_progress(payload)
+        finished: dict[int, list[Row]] = {}
+        for consumer, kind, delivery, start, end in steps:
+            if kind == FINISHED:
+                finished.setdefault(consumer, []).append((delivery, start, end))
+        members = self._consuming.members_on(session)
+        refused: list[Step] = []
+        has_rows = False
+        for consumer, rows in finished.items():
+            member = members.get(consumer)
+            refused_here: list[Row] = rows if member is None else []
+            if member is not None and self._finish(member, rows, refused_here):
+                has_rows = True
+            refused += [(consumer, FINISHED, *row) for row in refused_here]
+        now_ms = self._broker.clock.monotonic_ms()
+        for consumer, kind, delivery, start, end in steps:
+            if kind == STARTS and (member := members.get(consumer)) is not None:
+                member.start(delivery, start, end, now_ms=now_ms)
+        if finished:
+            if len(refused) > ROWS_MAX:
+                refused = [step for step in steps if step[1] == FINISHED]
+            settled = settled_steps_frame(request_id, refused)
+            if has_rows:
+                self._consuming.outcomes.answer(session, request_id, settled)
+            else:
+                session.write(settled)
+
+    def _finish(self, member: Member, rows: list[Row], refused: list[Row]) -> bool:
+        """End leases of messages that a member has finished; tell whether it held any of them."""
+        leases = member.crew.leases
         now_ms = self._broker.clock.monotonic_ms()
         timed: dict[str, list[Timed]] = {}
         for delivery, start, end in rows:
@@ -99,7 +139,7 @@ class Settling:
         for topic, ranges in timed.items():
             member.acked += sum([end - start for start, end, _, _ in ranges])
             self._consuming.outcomes.ack(member.crew.group.record.name, topic, member.name, ranges)
-        self._answer(session, request_id, refused, has_rows=bool(timed))
+        return bool(timed)
 
     def settle(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
         """Take one SETTLE frame."""
@@ -128,11 +168,11 @@ class Settling:
     def _answer(
         self, session: Session, request_id: int, refused: list[Row], *, has_rows: bool
     ) -> None:
-        refused = _few(refused)
+        settled = settled_frame(request_id, _few(refused))
         if has_rows:
-            self._consuming.outcomes.answer(session, request_id, refused)
+            self._consuming.outcomes.answer(session, request_id, settled)
         else:
-            session.write(settled_frame(request_id, refused))
+            session.write(settled)
 
     def _check(self, outcome: Outcome) -> None:
         due_ms = outcome.after_ms or 0

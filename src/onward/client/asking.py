@@ -17,7 +17,7 @@ from onward.clock import Clock
 from onward.durations import Duration
 from onward.errors import InvalidRequest
 from onward.message.message import Message
-from onward.message.relative import REVISION, Relative
+from onward.message.relative import SINCE_REVISION, Relative
 from onward.protocol.payloads import Start
 
 
@@ -58,7 +58,7 @@ class Asking(ABC):
     def _check_relative(self, *given: object) -> None:
         """Raise when a time is relative, and the broker is too old to resolve it."""
         link = self._keeper().link
-        if link is None or link.welcome.revision >= REVISION:
+        if link is None or link.welcome.revision >= SINCE_REVISION:
             return
         if any(isinstance(getattr(one, "time_ms", one), Relative) for one in given):
             raise InvalidRequest(

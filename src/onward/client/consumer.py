@@ -204,7 +204,8 @@ class Consumer:
             while True:
                 while (delivery := self._take_now(starts=starts)) is not None:
                     if self._membership.starts.is_unsent:
-                        await self._sent()
+                        self._membership.starts.is_unsent = False
+                        await asyncio.sleep(0)
                     yield delivery
                 await self._wait(1)
         except Closed:
@@ -283,6 +284,16 @@ class Consumer:
         """
         delivery = self._take_now(starts=True)
         self._membership.starts.send_now()
+        return delivery
+
+    def take_for_task(self) -> Delivery | None:
+        """Return a message that is at hand, for a task that the caller creates now; else None.
+
+        Its start is reported in the next iteration of the loop, before that task begins.
+        """
+        delivery = self._take_now(starts=False)
+        if delivery is not None:
+            self._membership.starts.soon(delivery)
         return delivery
 
     def _take_now(self, *, starts: bool) -> Delivery | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import cast
 
 from onward.client.home import Home
+from onward.client.progress import Progress
 from onward.errors import NotConnected, OnwardError, ProtocolError, from_wire
 from onward.protocol.connection import ClientConnection, State
 from onward.protocol.frames import PROTOCOL_VERSION, Kind, frame
@@ -64,6 +65,9 @@ class Link(asyncio.BufferedProtocol):
         """How many members of groups share this connection."""
         self._unsent: list[bytes] = []
         """Frames that leave with the next write, or in the next iteration of the loop."""
+        self._due: list[Callable[[], None]] = []
+        self._is_flush_due = False
+        self.progress = Progress(self)
 
     @property
     def is_open(self) -> bool:
@@ -98,7 +102,8 @@ class Link(asyncio.BufferedProtocol):
         self._home.check()
         if self._transport is None:
             raise NotConnected("the connection is lost")
-        if self._unsent:
+        if self._unsent or self.progress.has_rows:
+            self.progress.close()
             parts, self._unsent = (*self._unsent, *parts), []
         self._transport.writelines(parts)
 
@@ -113,20 +118,43 @@ class Link(asyncio.BufferedProtocol):
             self.write(frame)
             return
         self._home.check()
-        if not self._unsent:
-            self.loop.call_soon(self._flush)
         self._unsent.append(frame)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Write what waits in the next iteration of the loop."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self.loop.call_soon(self._flush)
+
+    def before_flush(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the next iteration of the loop, right before what waits is written."""
+        self._due.append(callback)
+        self.flush_soon()
 
     def _flush(self) -> None:
-        if self._unsent and self._transport is not None:
+        self._is_flush_due = False
+        due, self._due = self._due, []
+        for callback in due:
+            callback()
+        if self.has_collected and self._transport is not None:
             self.write()
+
+    @property
+    def has_collected(self) -> bool:
+        """Return True if frames or rows wait for the next iteration of the loop."""
+        return bool(self._unsent) or self.progress.has_rows
+
+    def collect(self, frame: bytes) -> None:
+        """Let a frame leave with the next write."""
+        self._unsent.append(frame)
 
     @property
     def has_unsent(self) -> bool:
         """Return True if bytes wait in this process: for the next iteration, or for the socket."""
         if self._transport is None:
             return False
-        return bool(self._unsent) or self._transport.get_write_buffer_size() > 0
+        return self.has_collected or self._transport.get_write_buffer_size() > 0
 
     def send(self, kind: int, request_id: int, payload: bytes = b"") -> None:
         """Send one frame."""

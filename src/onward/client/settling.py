@@ -34,6 +34,7 @@ from onward.client.delivery_batch import (
     failed,
 )
 from onward.client.link import Link
+from onward.client.progress import Refused, Sent
 from onward.delivery.ranges import Range, Ranges, merged, ranges_of
 from onward.errors import (
     InvalidRequest,
@@ -43,9 +44,9 @@ from onward.errors import (
     Stopping,
     TopicEnded,
 )
-from onward.protocol.deliveries import ROWS_MAX, Outcome, Row, Settle, ack_frame, decode_settled
+from onward.protocol.deliveries import ROWS_MAX, Outcome, Row, Settle, ack_frame
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import decode_error, encode_json
+from onward.protocol.payloads import encode_json
 
 OUTCOMES_MAX = 2_000
 """Rows of a SETTLE: with the longest causes it is still far below the limit of a frame."""
@@ -163,22 +164,6 @@ class Together(Waiting):
             self._told(self.deliveries, error)
 
 
-class Sent:
-    """A frame that has no answer yet."""
-
-    __slots__ = ("_settling", "request_id", "sent_at", "waiting")
-
-    def __init__(self, settling: Settling, waiting: list[Waiting], sent_at: float) -> None:
-        self._settling = settling
-        self.waiting = waiting
-        self.sent_at = sent_at
-        self.request_id = 0
-
-    def take(self, kind: int, payload: bytes | bytearray) -> None:
-        """Take the answer."""
-        self._settling.answered(self, kind, payload)
-
-
 class Settling:
     """What one member says of what it was given: on one connection, or on the next as well."""
 
@@ -197,7 +182,8 @@ class Settling:
         self._together: list[Together] = []
         self._outcomes: list[Waiting] = []
         self._outcomes_ranges = 0
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[Sent, list[Waiting]] = {}
+        """Outcomes that were sent and have no answer, by their frame."""
         self._is_due = False
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -305,12 +291,12 @@ class Settling:
         self.is_lost = True
         self._is_away = False
         self._end = end if isinstance(end, TopicEnded) else None
-        for sent in list(self._sent.values()):
-            self._forget(sent)
+        for sent in list(self._sent):
+            outcomes = self._forget(sent)
             if self._end is None:
-                self._fail_unknown(sent, "the connection was lost")
+                self._fail_unknown(outcomes, "the connection was lost")
             else:
-                _lose_all(sent.waiting, self._end)
+                _lose_all(outcomes, self._end)
         self._flush()
 
     # --- from one connection to the next -----------------------------------------------------
@@ -318,8 +304,7 @@ class Settling:
     def pause(self) -> None:
         """Keep all outcomes that have no answer: the connection is lost, the leases may not be."""
         self._is_away = True
-        unanswered = [waiting for sent in self._sent.values() for waiting in sent.waiting]
-        self._sent.clear()
+        unanswered = [waiting for sent in list(self._sent) for waiting in self._forget(sent)]
         for waiting in unanswered:
             waiting.is_sent = True
         self._acks[:0] = [one for one in unanswered if one.row is None]
@@ -405,10 +390,9 @@ class Settling:
 
     def give_up_before(self, instant: float) -> None:
         """Wait no longer for answers to what was sent before an instant of the loop's clock."""
-        for sent in list(self._sent.values()):
+        for sent in list(self._sent):
             if sent.sent_at < instant:
-                self._forget(sent)
-                self._fail_unknown(sent, "no answer came in time")
+                self._fail_unknown(self._forget(sent), "no answer came in time")
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -416,7 +400,7 @@ class Settling:
         if not self._is_due:
             self._is_due = True
             self._quiet.clear()
-            self._loop.call_soon(self._flush_turn)
+            self._link.before_flush(self._flush_turn)
 
     def _flush_turn(self) -> None:
         self._is_due = False
@@ -442,11 +426,22 @@ class Settling:
                 waiting.lose(self._not_claimed(waiting))
         else:
             if acks:
-                sent = self._expect(acks)
-                self._link.write_soon(ack_frame(sent.request_id, self._consumer_id, _rows(acks)))
+                self._send_acks(acks)
             if outcomes:
                 self._send_outcomes(outcomes)
         self._note_quiet()
+
+    def _send_acks(self, acks: list[Waiting]) -> None:
+        rows, progress = _rows(acks), self._link.progress
+        if progress.is_shared:
+            sent = progress.finished(self, self._consumer_id, rows)
+            if sent in self._sent:
+                self._sent[sent] += acks
+            else:
+                self._sent[sent] = acks
+        else:
+            sent = self._expect(acks)
+            self._link.write_soon(ack_frame(sent.request_id, self._consumer_id, rows))
 
     def _send_outcomes(self, outcomes: list[Waiting]) -> None:
         sent = self._expect(outcomes)
@@ -454,52 +449,51 @@ class Settling:
         self._link.send(Kind.SETTLE, sent.request_id, encode_json(Settle(self._consumer_id, rows)))
 
     def _expect(self, waiting: list[Waiting]) -> Sent:
-        sent = Sent(self, waiting, self._loop.time())
-        sent.request_id = self._link.expect(sent.take)
-        self._sent[sent.request_id] = sent
+        sent = Sent(self._link)
+        sent.add(self, self._consumer_id)
+        self._sent[sent] = waiting
         return sent
 
     # --- answers -----------------------------------------------------------------------------
 
-    def answered(self, sent: Sent, kind: int, payload: bytes | bytearray) -> None:
-        """Take the answer to one frame."""
-        self._forget(sent)
-        if kind == Kind.SETTLED:
-            self._settled(sent, decode_settled(payload))
+    def settled(self, sent: Sent, refused: Refused) -> None:
+        """Take the answer to one frame: all of it was done, except what was refused."""
+        outcomes = self._sent.pop(sent)
+        if refused:
+            self._refuse(outcomes, refused)
         else:
-            self._failed(sent, decode_error(payload))
+            for waiting in outcomes:
+                waiting.succeed()
         self._note_quiet()
 
-    def _failed(self, sent: Sent, error: OnwardError) -> None:
-        """Nothing of the frame was done; its leases are over unless it was not even looked at."""
+    def failed(self, sent: Sent, error: OnwardError) -> None:
+        """Take an error as the answer to one frame."""
+        self._fail(self._sent.pop(sent), error)
+        self._note_quiet()
+
+    def _fail(self, outcomes: list[Waiting], error: OnwardError) -> None:
+        """Nothing of a frame was done; its leases are over unless it was not even looked at."""
         if isinstance(error, Stopping) and not self.is_lost:
             # Its broker ends, and the connection with it: that is when they are sent again.
-            for waiting in sent.waiting:
+            for waiting in outcomes:
                 waiting.is_sent = True
                 (self._acks if waiting.row is None else self._outcomes).append(waiting)
             return
         # By its code: what is a kind of it (too large) was found out when it was to be written.
-        if error.code != InvalidRequest.code or any(one.row is None for one in sent.waiting):
-            for waiting in sent.waiting:
+        if error.code != InvalidRequest.code or any(one.row is None for one in outcomes):
+            for waiting in outcomes:
                 waiting.lose(error)
-        elif len(sent.waiting) > 1 and self._link.is_open and not self.is_lost:
+        elif len(outcomes) > 1 and self._link.is_open and not self.is_lost:
             # One of them is wrong, and it shares a frame with others: ask for each alone.
-            for waiting in sent.waiting:
+            for waiting in outcomes:
                 self._send_outcomes([waiting])
         else:
-            for waiting in sent.waiting:
+            for waiting in outcomes:
                 waiting.hold_again(error)
 
-    def _settled(self, sent: Sent, refused: list[Row]) -> None:
-        if not refused:
-            for waiting in sent.waiting:
-                waiting.succeed()
-            return
-        lost: dict[int, Ranges] = {}
-        for lease, start, end in refused:
-            lost.setdefault(lease, Ranges()).add(start, end)
-        for waiting in sent.waiting:
-            ranges = lost.get(waiting.batch.lease)
+    def _refuse(self, outcomes: list[Waiting], refused: Refused) -> None:
+        for waiting in outcomes:
+            ranges = refused.get(waiting.batch.lease)
             if ranges is None:
                 waiting.succeed()
             elif waiting.is_renewal:
@@ -513,12 +507,13 @@ class Settling:
             else:
                 waiting.succeed()
 
-    def _forget(self, sent: Sent) -> None:
-        self._link.forget(sent.request_id)
-        self._sent.pop(sent.request_id, None)
+    def _forget(self, sent: Sent) -> list[Waiting]:
+        """Expect no answer to a frame any more; return the outcomes in it."""
+        sent.forget(self)
+        return self._sent.pop(sent)
 
-    def _fail_unknown(self, sent: Sent, why: str) -> None:
-        for waiting in sent.waiting:
+    def _fail_unknown(self, outcomes: list[Waiting], why: str) -> None:
+        for waiting in outcomes:
             waiting.lose(OutcomeUnknown(f"{why} before {self._name(waiting)} was settled"))
         self._note_quiet()
 

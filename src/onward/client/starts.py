@@ -2,6 +2,7 @@
 
     batches(), fetch(), take(), a batch of an App     one report for all that is handed out
     one message after the other                       one report for the next few of them
+    calls of an App                                   one report for those of an iteration
 
 When a process dies, only what it had reported counts as an attempt. A report costs a system call,
 so where messages are taken in quick succession one report is about all that will be taken in the
@@ -39,6 +40,7 @@ class Starts:
         """A report waits for the loop's next turn: it has not left this process."""
         self._count = 1
         self._reported_at = 0.0
+        self._soon: list[Delivery] = []
 
     def begin(self, seat: Seat | None) -> None:
         """Report on a new connection, or nowhere."""
@@ -46,6 +48,7 @@ class Starts:
         self.ahead = 0
         self.is_unsent = False
         self._count = 1
+        self._soon.clear()
 
     def next_of(self, waiting: deque[Delivery], *, now: float) -> None:
         """Report the first of those that wait, and as many behind it as are taken at once."""
@@ -88,6 +91,21 @@ class Starts:
                 rows += [(batch.lease, start, end) for start, end in ranges]
         self._report(rows)
 
+    def soon(self, delivery: Delivery) -> None:
+        """Report a message in the next iteration of the loop, together with others.
+
+        That is before tasks that are created from now on begin.
+        """
+        if self.seat is not None:
+            if not self._soon:
+                self.seat.link.before_flush(self._report_soon)
+            self._soon.append(delivery)
+
+    def _report_soon(self) -> None:
+        deliveries, self._soon = self._soon, []
+        self.deliveries(deliveries)
+        self.send_now()
+
     def batch(self, batch: DeliveryBatch) -> None:
         """Report a whole batch that is about to be handed out."""
         if self.seat is not None and batch.lease != NOT_LEASED:
@@ -118,8 +136,13 @@ class Starts:
 
     def _report(self, rows: list[Row]) -> None:
         if rows and self.seat is not None and self.seat.is_taken:
-            self.seat.link.write_soon(started_frame(self.seat.id, rows))
-            self.is_unsent = self.seat.link.has_unsent
+            link = self.seat.link
+            if link.progress.is_shared:
+                link.progress.started(self.seat.id, rows)
+                self.is_unsent = True
+            else:
+                link.write_soon(started_frame(self.seat.id, rows))
+                self.is_unsent = link.has_unsent
 
     def send_now(self) -> None:
         """Send reports at once, for a program that does not wait for the loop."""

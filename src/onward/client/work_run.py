@@ -326,7 +326,7 @@ class WorkRun:
         is_allowed = self._may_go_on and self.work.batch is None and not self._is_ending
         if is_allowed and self.slots.may_go_on:
             assert self._consumer is not None, "it has joined: something was delivered"
-            following = self._consumer.take_now()
+            following = self._consumer.take_for_task()
         if following is None:
             self.slots.ran()
             if self._consumer is not None:

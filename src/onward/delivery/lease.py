@@ -116,9 +116,11 @@ class Lease:
         """Note that the member starts the offsets from `start` to before `end`."""
         if self._started is None:
             return
-        undated = [(start, end)] if self._dated is None else self._dated.gaps(start, end)
-        for offset, _ in undated:
-            insort(self._starts, (offset, now_ms))
+        if self._dated is None:
+            insort(self._starts, (start, now_ms))
+        else:
+            for offset, _ in self._dated.gaps(start, end):
+                insort(self._starts, (offset, now_ms))
         first, last = self.ranges.first, self.ranges.end
         if first is None or last is None or (start <= first and last <= end):
             self._started = None  # the usual case: one report for the whole delivery
@@ -197,12 +199,15 @@ class Leases:
         lease = self._by_id.get(lease_id)
         if lease is None or lease.member != member:
             return []
-        parts = lease.ranges.overlap(start, end)
-        if parts:
-            before = lease.ranges.count
+        before = lease.ranges.count
+        if end - start == 1:  # the usual case of members that work on one after the other
+            parts = [(start, end)] if lease.ranges.discard(start) else []
+        else:
+            parts = lease.ranges.overlap(start, end)
             lease.ranges.remove(start, end)
+        if parts:
             self._count(lease.topic, lease.ranges.count - before)
-            if not lease.ranges:
+            if not lease.ranges.starts:
                 self._drop([lease])
         return parts
 

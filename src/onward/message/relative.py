@@ -10,8 +10,8 @@ from typing import Annotated
 
 import msgspec
 
-REVISION = 1
-"""In WELCOME: from this revision on a broker resolves relative times."""
+SINCE_REVISION = 1
+"""From this revision on, which WELCOME says, a broker resolves relative times."""
 
 
 class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

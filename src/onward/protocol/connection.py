@@ -59,6 +59,7 @@ _FROM_CLIENT: Final[frozenset[int]] = frozenset(
     (
         *(Kind.PING, Kind.PUBLISH, Kind.READ, Kind.CREDIT, Kind.CANCEL, Kind.REQUEST),
         *(Kind.CONSUME, Kind.ACK, Kind.SETTLE, Kind.MORE, Kind.STARTED),
+        Kind.PROGRESS,
     )
 )
 _FROM_BROKER: Final[frozenset[int]] = frozenset(

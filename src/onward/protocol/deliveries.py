@@ -7,11 +7,13 @@
     ACK       consumer u32, zero u32, rows of (delivery u64, start u64, end u64)
     SETTLE    JSON `Settle`: whatever is not a plain ack
     STARTED   rows as in ACK, without the consumer: what the member starts now; there is no answer
+    PROGRESS  rows of (consumer u32, kind u32, delivery u64, start u64, end u64): what members of
+              this connection have finished (kind 0) and start now (kind 1)
     DELIVERY  delivery u64, lease_ms u64, ranges u32, topic_bytes u16, zero u16, topic name and
               zeros up to a multiple of 8, ranges of (start u64, end u64, attempt u32,
               uncounted u32), raw entries: messages of them that are in no range were not delivered.
               `uncounted` is how many earlier deliveries are none of the attempts
-    SETTLED   rows as in ACK: those that were refused, because the lease was lost
+    SETTLED   rows as in ACK, or in PROGRESS: those that were refused, because the lease was lost
     RECALL    count u32: how many messages that were not started the member should release
 
 Ranges are half-open, `[start, end)` of offsets, and never empty. What is packed and does not fit
@@ -27,7 +29,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from onward.errors import InvalidRequest, ProtocolError
-from onward.protocol.frames import Kind
+from onward.protocol.frames import HEADER, Kind
 from onward.protocol.payloads import Bytes, Instant, Number, decode_json
 
 ROWS_MAX: Final = 100_000
@@ -40,12 +42,18 @@ CREDIT_MAX: Final = 2**31 - 1
 
 Row = tuple[int, int, int]
 """A part of a delivery: its number, and where the part starts and ends."""
+Step = tuple[int, int, int, int, int]
+"""A row of a PROGRESS: its consumer, `FINISHED` or `STARTS`, and a part of a delivery."""
+FINISHED: Final = 0
+STARTS: Final = 1
+PROGRESS_SINCE_REVISION: Final = 2
 Grant = tuple[int, int, int, int]
 """A delivered range: its start and end, the number of its attempt and of its delivery."""
 
 _OFFSET_MAX: Final = 2**63 - 1
 _HEAD_BYTES: Final = 8  # what a frame's length counts beside the payload
 _ROW: Final = Struct("<QQQ")
+_STEP: Final = Struct("<IIQQQ")
 _ONE_ACK: Final = Struct("<IBBHIIIQQQ")
 _ACK_FRONT: Final = Struct("<II")
 _MORE: Final = Struct("<i")
@@ -209,6 +217,49 @@ def decode_started(payload: Bytes) -> list[Row]:
     return _rows("STARTED", memoryview(payload))
 
 
+def progress_frame(request_id: int, steps: Sequence[Step]) -> bytes:
+    """Return a whole PROGRESS frame; without anything finished there is no answer.
+
+    >>> decode_progress(progress_frame(7, [(3, FINISHED, 1, 100, 200)])[12:])
+    [(3, 0, 1, 100, 200)]
+    """
+    return _steps_frame(Kind.PROGRESS, request_id, steps)
+
+
+def settled_steps_frame(request_id: int, refused: Sequence[Step]) -> bytes:
+    """Return a whole SETTLED frame that answers a PROGRESS, with what was refused.
+
+    >>> decode_settled_steps(settled_steps_frame(7, [(3, FINISHED, 1, 100, 200)])[12:])
+    [(3, 0, 1, 100, 200)]
+    """
+    return _steps_frame(Kind.SETTLED, request_id, refused)
+
+
+def _steps_frame(kind: int, request_id: int, steps: Sequence[Step]) -> bytes:
+    assert len(steps) <= ROWS_MAX, "more than fits into a frame: split it"
+    head = (_HEAD_BYTES + _STEP.size * len(steps), kind, 0, 0, request_id)
+    return HEADER.pack(*head) + b"".join([_STEP.pack(*step) for step in steps])
+
+
+def decode_progress(payload: Bytes) -> list[Step]:
+    """Return the rows of a PROGRESS."""
+    return _steps("PROGRESS", payload)
+
+
+def decode_settled_steps(payload: Bytes) -> list[Step]:
+    """Return what of a PROGRESS was refused."""
+    return _steps("SETTLED", payload)
+
+
+def _steps(what: str, payload: Bytes) -> list[Step]:
+    _check_rows(what, len(payload), _STEP.size)
+    steps: list[Step] = list(_STEP.iter_unpack(payload))
+    for _, kind, _, start, end in steps:
+        if kind > STARTS or not start < end <= _OFFSET_MAX:
+            raise ProtocolError(f"a row of the {what} is of no known kind, or has an empty range")
+    return steps
+
+
 def settled_frame(request_id: int, refused: Sequence[Row] = ()) -> bytes:
     """Return a whole SETTLED frame, with what was refused.
 
@@ -351,13 +402,17 @@ def decode_settle(payload: Bytes) -> Settle:
 
 
 def _rows(what: str, packed: memoryview) -> list[Row]:
-    if len(packed) % _ROW.size:
-        raise ProtocolError(f"the rows of the {what} do not fit its payload")
-    count = len(packed) // _ROW.size
-    if count > ROWS_MAX:
-        raise ProtocolError(f"the {what} has {count} rows; the limit is {ROWS_MAX}")
+    _check_rows(what, len(packed), _ROW.size)
     rows: list[Row] = list(_ROW.iter_unpack(packed))
     for _, start, end in rows:
         if not start < end <= _OFFSET_MAX:
             raise ProtocolError(f"a range of the {what} ends before it starts")
     return rows
+
+
+def _check_rows(what: str, payload_bytes: int, row_bytes: int) -> None:
+    count, rest = divmod(payload_bytes, row_bytes)
+    if rest:
+        raise ProtocolError(f"the rows of the {what} do not fit its payload")
+    if count > ROWS_MAX:
+        raise ProtocolError(f"the {what} has {count} rows; the limit is {ROWS_MAX}")

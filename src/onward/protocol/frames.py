@@ -18,6 +18,8 @@ from typing import Final
 
 PREFACE: Final = b"ONWARD1\n"
 PROTOCOL_VERSION: Final = 1
+REVISION: Final = 2
+"""What a broker knows beyond the first of this version: 1 relative times, 2 PROGRESS."""
 
 HEADER_BYTES: Final = 12
 HELLO_FRAME_BYTES_MAX: Final = 64 * 1024
@@ -42,6 +44,7 @@ class Kind(IntEnum):
     SETTLE = 32
     MORE = 33
     STARTED = 34
+    PROGRESS = 35
 
     WELCOME = 64
     PONG = 65

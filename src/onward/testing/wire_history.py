@@ -2,8 +2,8 @@
 
     joined      the REPLY to a CONSUME; `grants` are the ranges that the member re-claimed
     delivered   a DELIVERY: ranges of one topic, each with the number of its attempt
-    started     a STARTED: the member reports that it starts ranges of a delivery
-    ack, retry, reject, release, renew      rows of an ACK or a SETTLE
+    started     a STARTED or PROGRESS: the member reports that it starts ranges of a delivery
+    ack, retry, reject, release, renew      rows of an ACK, PROGRESS or SETTLE
     left        a CANCEL: the member leaves, and gives back what it holds
     ended       an END: the broker ends the membership
     lost        the connection is gone, and with it the member
@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Literal
 
 from onward.broker.session import Session
 from onward.protocol.deliveries import (
+    STARTS,
     decode_ack,
     decode_consume,
     decode_delivery,
     decode_joined,
+    decode_progress,
     decode_settle,
     decode_started,
 )
@@ -119,6 +121,10 @@ class RecordedSession(Session):
                 consumer, rows = decode_ack(payload)
                 for lease, start, end in rows:
                     self._record("ack", consumer, lease, ((start, end, 0),))
+            case Kind.PROGRESS:
+                for consumer, step, lease, start, end in decode_progress(payload):
+                    did: EventKind = "started" if step == STARTS else "ack"
+                    self._record(did, consumer, lease, ((start, end, 0),))
             case Kind.SETTLE:
                 self._settle(payload)
         super()._take(kind, request_id, payload)

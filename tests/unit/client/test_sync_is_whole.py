@@ -50,6 +50,7 @@ PAIRS = [
             "retry_policy": "for the App, which says when a call comes again",
             "pace": "for the App, which knows how many functions run",
             "note_work": "for the App, which knows how many functions run",
+            "take_for_task": "for the App, whose calls are tasks",
             "more_room": "for the App, which knows how many functions run",
         },
         renamed={"aclose": "close"},

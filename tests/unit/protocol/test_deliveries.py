@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from onward.errors import InvalidRequest, OnwardError, ProtocolError
 from onward.protocol import deliveries
 from onward.protocol.deliveries import (
+    FINISHED,
     ROWS_MAX,
+    STARTS,
     TOPICS_MAX,
     Ack,
     Claim,
@@ -21,11 +23,15 @@ from onward.protocol.deliveries import (
     decode_delivery,
     decode_joined,
     decode_more,
+    decode_progress,
     decode_settle,
     decode_settled,
+    decode_settled_steps,
     delivery_head,
     more_frame,
+    progress_frame,
     settled_frame,
+    settled_steps_frame,
 )
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import encode_json
@@ -271,3 +277,28 @@ def test_garbage_in_any_frame_of_a_member_is_an_error_of_ours(garbage: bytes) ->
         if name.startswith("decode_") and name != "decode_json":
             with contextlib.suppress(OnwardError):
                 getattr(deliveries, name)(garbage)
+
+
+STEP = progress_frame(5, [(3, FINISHED, 9, 100, 101), (4, STARTS, 9, 101, 102)])[12:]
+
+
+def test_the_rows_of_a_progress_come_back() -> None:
+    assert decode_progress(STEP) == [(3, FINISHED, 9, 100, 101), (4, STARTS, 9, 101, 102)]
+    refused = settled_steps_frame(5, [(3, FINISHED, 9, 100, 101)])
+    assert decode_settled_steps(refused[12:]) == [(3, FINISHED, 9, 100, 101)]
+    assert settled_steps_frame(5, []) == settled_frame(5)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(STEP[:-1], id="part of a row"),
+        pytest.param(STEP[:4] + b"\x02" + STEP[5:], id="a kind that is not known"),
+        pytest.param(STEP[:24] + STEP[16:24] + STEP[32:], id="an empty range"),
+        pytest.param(STEP[:31] + b"\x80" + STEP[32:], id="an offset that is too large"),
+        pytest.param(STEP[:32] * (ROWS_MAX + 1), id="too many rows"),
+    ],
+)
+def test_a_progress_with_bad_rows_is_a_protocol_error(payload: bytes) -> None:
+    with pytest.raises(ProtocolError, match="PROGRESS"):
+        decode_progress(payload)

@@ -33,7 +33,7 @@ def frames_in(name: str) -> list[Frame]:
 
 FILES = [
     "frames_client.bin", "frames_broker.bin", "frames_member.bin", "frames_deliveries.bin",
-    "frames_starting.bin", "frames_recalling.bin", "frames_times.bin",
+    "frames_starting.bin", "frames_recalling.bin", "frames_times.bin", "frames_progress.bin",
 ]  # fmt: skip
 
 
