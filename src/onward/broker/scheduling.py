@@ -55,7 +55,7 @@ BATCH_BYTES_MAX = 512 << 10
 LOOK_AGAIN_S = 1.0
 """The clock is looked at so often at least: it may have jumped."""
 FAILED_PAUSE_S = 1.0
-STEP_PAUSE_S = 0.004
+STEP_PAUSE_S = 0.003
 """From the beginning of a step that took everything due to the next: a step in each millisecond
 would keep a core busy, and everything late where cores are scarce."""
 OVERLAP_MAX = 16
@@ -238,7 +238,7 @@ class Scheduling:
             return
         self._alarm.clear()
         try:
-            async with asyncio.timeout(max(wait_s, 0.001)):
+            async with asyncio.timeout(max(wait_s, self._pause_s(), 0.001)):
                 await self._alarm.wait()
         except TimeoutError:
             pass
