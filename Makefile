@@ -1,7 +1,7 @@
 # Everything a person or a machine does with this repository, one word each.
 # `make test` and `make demo` need nothing before them: they build .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench demo test test-quick check format bench bench-compare sim sim-long torture spark-property clean
+.PHONY: help setup setup-bench demo test test-quick check format docs bench bench-compare sim sim-long torture spark-property clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -79,6 +79,9 @@ check: setup  ## lint, format, types, and the tests that lint the repository
 format: setup  ## format the code and sort its imports
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+docs: setup  ## write the pages of the reference that are generated from the code
+	@$(BIN)/python tests/docs/operations_page.py
 
 bench: setup-bench  ## measure Onward and its neighbours on this machine
 	@$(BIN)/onward bench $(BENCH)

@@ -3,9 +3,9 @@
 This module is the public surface: at most 20 names, each of them documented in
 docs/reference/python.md. Everything else in the package may change between releases.
 
->>> import asyncio
+>>> import asyncio, onward
 >>> async def main() -> bytes:
-...     async with connect("memory:") as mq:
+...     async with onward.connect("memory:") as mq:
 ...         await mq.publish("orders", {"id": 7}, key="7")
 ...         async for message in mq.read("orders"):
 ...             return message.body
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from onward.client.outcome import Reject, Retry
     from onward.client.receipt import BatchReceipt, Receipt
     from onward.client.sync import SyncClient, connect_sync
-    from onward.client.topics import TopicDescription
     from onward.errors import (
         Conflict,
         Corruption,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from onward.message.message import Message
+    from onward.protocol.operations.topics import TopicDescription
 
 __all__ = [
     "App",
@@ -68,12 +68,12 @@ _HOMES = {
     "onward.client.outcome": ("Reject", "Retry"),
     "onward.client.receipt": ("BatchReceipt", "Receipt"),
     "onward.client.sync": ("SyncClient", "connect_sync"),
-    "onward.client.topics": ("TopicDescription",),
     "onward.errors": (
         *("Conflict", "Corruption", "InvalidRequest", "OnwardError", "OutcomeUnknown"),
         *("ProtocolError", "Unavailable"),
     ),
     "onward.message.message": ("Message",),
+    "onward.protocol.operations.topics": ("TopicDescription",),
 }
 
 

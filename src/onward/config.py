@@ -26,14 +26,8 @@ import msgspec
 from onward.durations import format_duration, format_size, parse_ms, parse_size_bytes
 from onward.errors import InvalidRequest
 from onward.settings import (
-    AuthSettings,
-    GroupSettings,
-    LogSettings,
-    ScheduleSettings,
-    ServerSettings,
     Settings,
     Token,
-    TopicSettings,
 )
 
 
@@ -60,6 +54,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def flag(self) -> str:
         """The name on the command line: `--log.segment-bytes-max`."""
         return f"--{self.table}.{self.key.replace('_', '-')}"
+
+    @property
+    def is_secret(self) -> bool:
+        """Return True if its value is shown nowhere, and cannot be a flag: others see those."""
+        return self.name == "replica.token"
 
     @property
     def is_duration(self) -> bool:
@@ -106,7 +105,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.convert(value, type=self.kind, strict=True)
         except msgspec.ValidationError as error:
             # Whatever was wrong with a token, its text must not reach a screen or a log.
-            shown = "" if self.name == "auth.tokens" else f"{raw!r}: "
+            shown = "" if self.is_secret or self.name == "auth.tokens" else f"{raw!r}: "
             raise InvalidRequest(shown + self._expected(error)) from None
 
     def _expected(self, error: msgspec.ValidationError) -> str:
@@ -122,6 +121,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def _read(self, raw: object) -> object:
         if self.name == "auth.tokens":
             return _read_tokens(raw)
+        if isinstance(raw, str) and isinstance(self.default, tuple):
+            return [text.strip() for text in raw.split(",") if text.strip()]
         if isinstance(raw, str | int) and self.is_duration:
             return parse_ms(raw)
         if isinstance(raw, str | int) and "bytes" in self.key:
@@ -133,7 +134,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return raw
 
 
-TABLES = ("server", "log", "topics", "schedule", "groups", "auth")
+TABLES = ("server", "log", "topics", "schedule", "groups", "replica", "auth")
 
 
 def _list_settings() -> Iterator[Setting]:
@@ -162,7 +163,7 @@ OTHER_VARIABLES = frozenset(
     {
         "ONWARD_CONFIG", "ONWARD_ADDRESS", "ONWARD_TOKEN", "ONWARD_DEBUG", "ONWARD_LAKE",
         "ONWARD_SPARK_MASTER", "ONWARD_WORKER", "ONWARD_SIM_SEED", "ONWARD_TORTURE_SEED",
-        "ONWARD_TORTURE_MESSAGES", "ONWARD_TORTURE_SPARK_KILLS",
+        "ONWARD_TORTURE_MESSAGES", "ONWARD_TORTURE_SPARK_KILLS", "ONWARD_TORTURE_REPLICA_KILLS",
     }
 )  # fmt: skip
 """Variables that are ours but no settings of a broker."""
@@ -198,15 +199,10 @@ def load(
         except InvalidRequest as error:
             raise InvalidRequest(f"{setting.name} ({source}): {error}") from None
         sources[setting.name] = source
-    settings = Settings(
-        server=msgspec.convert(values["server"], ServerSettings),
-        log=msgspec.convert(values["log"], LogSettings),
-        topics=msgspec.convert(values["topics"], TopicSettings),
-        schedule=msgspec.convert(values["schedule"], ScheduleSettings),
-        groups=msgspec.convert(values["groups"], GroupSettings),
-        auth=msgspec.convert(values["auth"], AuthSettings),
-        sources=sources,
-    )
+    tables = {
+        table: msgspec.convert(values[table], type(getattr(_DEFAULTS, table))) for table in TABLES
+    }
+    settings = Settings(**tables, sources=sources)
     check(settings)
     return settings
 
@@ -229,7 +225,9 @@ def check(settings: Settings, *, listens: bool = True) -> None:
     They may be from a program, so nothing is taken for granted. A broker inside a program does not
     listen, so nobody can reach it.
 
+    >>> from onward.settings import ServerSettings
     >>> check(Settings())
+    >>> from onward.settings import ServerSettings
     >>> check(Settings(server=ServerSettings(port=70_000)))
     Traceback (most recent call last):
     onward.errors.InvalidRequest: server.port (program): 70000: at most 65535
@@ -245,6 +243,24 @@ def check(settings: Settings, *, listens: bool = True) -> None:
         raise InvalidRequest("topics.message_bytes_max is larger than topics.batch_bytes_max")
     if topics.batch_bytes_max > server.inflight_bytes_max:
         raise InvalidRequest("topics.batch_bytes_max is larger than server.inflight_bytes_max")
+    if server.advertise:
+        _check_advertised(server.advertise)
+    if settings.replica.of and settings.log.durability not in ("disk",):
+        raise InvalidRequest("a replica syncs what it stores: log.durability is 'disk'")
+
+
+def _check_advertised(address: str) -> None:
+    """Refuse what no client could connect to."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+    if not is_port or not re.fullmatch(r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", host):
+        raise InvalidRequest(
+            f"server.advertise {address!r}: expected a host and a port, such as 'broker-1:7700'"
+        )
+    if host in ("0.0.0.0", "[::]"):
+        raise InvalidRequest(
+            f"server.advertise {address!r}: nobody can connect to this address; name the host"
+        )
 
 
 def _check_each(settings: object) -> None:
@@ -287,6 +303,8 @@ def rows(settings: Settings) -> Iterator[tuple[Setting, object, str]]:
     for setting in SETTINGS.values():
         value = getattr(getattr(settings, setting.table), setting.key)
         shown = [str(token) for token in value] if isinstance(value, tuple) else value
+        if setting.is_secret and value:
+            shown = "***"
         yield setting, shown, settings.sources.get(setting.name, "default")
 
 
@@ -299,6 +317,10 @@ def _given(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, ob
     yield from _given_in_environment(environ)
     for name, raw in flags.items():
         setting = _setting(name, "flag")
+        if setting.is_secret:
+            raise InvalidRequest(
+                f"{name} is a secret: set {setting.variable}, or write it to a file"
+            )
         yield setting, raw, f"flag {setting.flag}"
 
 
@@ -374,3 +396,6 @@ def _check_tokens(tokens: object) -> None:
         raise InvalidRequest("each token is written 'name:secret'")
     if len({token.name for token in tokens}) < len(tokens):
         raise InvalidRequest("two tokens have the same name")
+    if any(token.name.startswith("@") for token in tokens):
+        # The broker acts under such a name (`permissions.BROKER`), and is never refused.
+        raise InvalidRequest("the name of a token does not begin with '@'")

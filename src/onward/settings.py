@@ -30,6 +30,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     unix_socket: Annotated[
         str, Meta(description="Path of a Unix socket to listen on as well; empty for none.")
     ] = ""
+    advertise: Annotated[
+        str,
+        Meta(
+            description="Address under which clients reach this node (`host:7700`), where it "
+            "differs from `server.host` and `server.port`."
+        ),
+    ] = ""
     connections_max: Annotated[
         int, Meta(ge=1, description="Connections that may be open at the same time.")
     ] = 10_000
@@ -118,6 +125,21 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, description="Free bytes on the disk below which publishes get `disk_full`."),
     ] = 64 << 20
+    retention_replicas: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names of replicas that retention waits for, so that they need no "
+            "snapshot; see `log.replica_wait_bytes_max`."
+        ),
+    ] = ()
+    replica_wait_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of log that are kept for a replica at most; beyond it the log is "
+            "deleted as always, and says so. 0 for no limit.",
+        ),
+    ] = 16 << 30
     checkpoint_bytes: Annotated[
         int, Meta(ge=65_536, description="Bytes of log after which a checkpoint is written.")
     ] = 256 << 20
@@ -180,6 +202,38 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 5_000
 
 
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which node this one copies, if it is a replica."""
+
+    of: Annotated[
+        str,
+        Meta(
+            description="Address of the node to copy (`host:7700`): this node is a read-only "
+            "replica of it. Empty for none."
+        ),
+    ] = ""
+    name: Annotated[
+        str,
+        Meta(
+            max_length=128,
+            description="Name of this replica at its source; empty for the name of the host.",
+        ),
+    ] = ""
+    token: Annotated[
+        str,
+        Meta(
+            description="Secret for the source, whose owner must have the permission `admin`; "
+            "from the environment or a file, not from a flag."
+        ),
+    ] = ""
+    lag_warn_ms: Annotated[
+        int, Meta(ge=0, description="Lag at which the replica warns in its log; 0 for never.")
+    ] = 10_000
+
+    def __repr__(self) -> str:
+        return f"ReplicaSettings(of={self.of!r}, name={self.name!r})"  # no secret in a log
+
+
 class Token(msgspec.Struct, frozen=True):
     """Who may connect, and the secret that proves it; the secret is not shown anywhere."""
 
@@ -219,5 +273,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     topics: TopicSettings = TopicSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     groups: GroupSettings = GroupSettings()
+    replica: ReplicaSettings = ReplicaSettings()
     auth: AuthSettings = AuthSettings()
     sources: dict[str, str] = msgspec.field(default_factory=dict)

@@ -17,40 +17,47 @@ from onward.client.explanation import (
     Explanation,
     GroupLife,
     LifeEvent,
-    Publisher,
     ScheduledOrigin,
 )
-from onward.client.groups import (
-    DeadLetterDescription,
-    GroupCounts,
-    GroupDescription,
-    MemberDescription,
-    PositionDescription,
-    ShareDescription,
-)
+from onward.client.groups import DeadLetterDescription
 from onward.client.reader import ReadBatch, Reader
-from onward.client.receipt import BatchReceipt, CopiedBatches, Receipt
-from onward.client.scheduled import (
-    CalendarBar,
-    CalendarDescription,
-    CancelResult,
-    MoveResult,
-    RecurringDescription,
-    ScheduledBatchReceipt,
-    ScheduledDescription,
-    ScheduledReceipt,
-)
+from onward.client.receipt import BatchReceipt, Receipt
+from onward.client.scheduled import ScheduledBatchReceipt, ScheduledReceipt
 from onward.client.sync_consumer import SyncConsumer
 from onward.client.sync_delivery import SyncDelivery, SyncDeliveryBatch
 from onward.client.sync_reader import SyncReader
 from onward.client.sync_schedule import SyncScheduledBatchReceipt, SyncScheduledReceipt
-from onward.client.topics import TopicDescription, TopicEnd, TopicEntry
 from onward.client.work import Call as CallNext
 from onward.delivery.filter import Filter
 from onward.delivery.record import StartAt
 from onward.delivery.retry import RetryPolicy
 from onward.message.batch import Batch
 from onward.message.relative import Relative
+from onward.protocol.operations.groups import (
+    GroupCounts,
+    GroupDescription,
+    MemberDescription,
+    PositionDescription,
+    ShareDescription,
+)
+from onward.protocol.operations.messages import Publisher
+from onward.protocol.operations.pipeline import CopiedBatches, TopicEnd, TopicEntry
+from onward.protocol.operations.replicas import (
+    Promoted,
+    ReplicaDescription,
+    ReplicationStatus,
+    SteppedDown,
+)
+from onward.protocol.operations.schedule import (
+    CalendarBar,
+    CalendarDescription,
+    CancelResult,
+    MoveResult,
+    RecurringDescription,
+    ScheduledDescription,
+)
+from onward.protocol.operations.topics import TopicDescription
+from onward.protocol.payloads import Lineage
 
 if TYPE_CHECKING:
     from onward.testing.kit import GroupOutcome, Kit, Outcome
@@ -75,16 +82,20 @@ __all__ = [
     "GroupOutcome",
     "Kit",
     "LifeEvent",
+    "Lineage",
     "MemberDescription",
     "MoveResult",
     "Outcome",
     "PositionDescription",
+    "Promoted",
     "Publisher",
     "ReadBatch",
     "Reader",
     "Receipt",
     "RecurringDescription",
     "Relative",
+    "ReplicaDescription",
+    "ReplicationStatus",
     "RetryPolicy",
     "ScheduledBatchReceipt",
     "ScheduledDescription",
@@ -92,6 +103,7 @@ __all__ = [
     "ScheduledReceipt",
     "ShareDescription",
     "StartAt",
+    "SteppedDown",
     "SyncConsumer",
     "SyncDelivery",
     "SyncDeliveryBatch",

@@ -19,9 +19,10 @@ SERVE = "from onward.cli import main; main()"
 class Served:
     """One broker process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self._lines = folder / "serve.txt"
         given = ["serve", "--server.port", "0", "--log.folder", str(folder / "onward-data")]
+        given += options
         kept = {name: value for name, value in os.environ.items() if "ONWARD" not in name}
         with self._lines.open("wb") as lines:
             self._process = subprocess.Popen(

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,12 +196,18 @@ class Shell:
         return line
 
 
-def run_console(path: Path, shell: Shell) -> int:
-    """Run the commands of all console blocks of a page; return how many there were."""
+def run_console(path: Path, shell: Shell, addresses: Mapping[str, str] | None = None) -> int:
+    """Run the commands of all console blocks of a page; return how many there were.
+
+    `addresses` says where the brokers of the test are that the page names.
+    """
     count = 0
     for block in blocks(path):
         if block.language == "console":
-            for command, wanted in _commands(block.text):
+            text = block.text
+            for named, address in (addresses or {}).items():
+                text = text.replace(named, address)
+            for command, wanted in _commands(text):
                 result = shell.run(command)
                 assert_output(wanted, result.stdout, where=f"{name_of(path)}: {command}")
                 count += 1

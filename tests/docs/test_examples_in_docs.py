@@ -10,10 +10,12 @@ import onward
 from onward.config import load
 from onward.settings import LogSettings, Settings
 
+from .conftest import Served
 from .examples import GUIDE, ROOT, Shell, name_of, run_console, run_python, run_sh, settings_files
 
 README = ROOT / "README.md"
 COMMAND_LINE = ROOT / "docs" / "guide" / "command-line.md"
+SECOND_COPY = ROOT / "docs" / "guide" / "second-copy.md"
 TROUBLE = ROOT / "docs" / "operate" / "trouble.md"
 PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
 WITH_PYTHON = [path for path in PAGES if "\n```python\n" in path.read_text(encoding="utf-8")]
@@ -72,6 +74,19 @@ def test_the_commands_of_the_guide_print_what_it_says(shell: Shell, tmp_path: Pa
     (tmp_path / "lines.jsonl").write_text('{"id": 8}\n{"id": 9}\n')
     (tmp_path / "shop.py").write_text(SHOP)
     assert run_console(COMMAND_LINE, shell) > 10
+
+
+def test_a_second_copy_is_kept_and_promoted_as_the_page_says(
+    shell: Shell, address: str, tmp_path: Path
+):
+    (tmp_path / "replica").mkdir()
+    options = ("--replica.of", address, "--replica.name", "copy-1")
+    replica = Served(tmp_path / "replica", *options)
+    try:
+        addresses = {"localhost:7700": address, "localhost:7701": replica.wait_ready()}
+        assert run_console(SECOND_COPY, shell, addresses) >= 8
+    finally:
+        assert replica.stop() == 0
 
 
 def test_the_repair_of_a_damaged_log_goes_as_the_page_says(tmp_path: Path):

@@ -4,19 +4,20 @@ import inspect
 import re
 from struct import Struct
 
-import msgspec
 import pytest
 
 import onward
-from onward.broker import broker, requests
+from onward.broker import broker
 from onward.broker.broker import Broker
 from onward.broker.housekeeping import SILENT_HEARTBEATS_MAX
+from onward.broker.operations.dispatch import RUNNING_MAX, RUNNING_PER_REQUESTER_MAX
 from onward.client.reader import ReadBatch
 from onward.log import checkpoint, index
 from onward.log.memory_disk import MemoryDisk
 from onward.message import entry
 from onward.message.entry import encode_gap
 from onward.protocol import frames
+from onward.protocol.operations import OPERATIONS
 from onward.settings import LogSettings, Settings
 
 from .examples import ROOT
@@ -24,6 +25,7 @@ from .examples import ROOT
 REFERENCE = ROOT / "docs" / "reference"
 PYTHON = (REFERENCE / "python.md").read_text(encoding="utf-8")
 PROTOCOL = (REFERENCE / "protocol.md").read_text(encoding="utf-8")
+OPERATIONS_PAGE = (REFERENCE / "operations.md").read_text(encoding="utf-8")
 FORMAT = (REFERENCE / "format.md").read_text(encoding="utf-8")
 
 CLASSES = [onward.Client, onward.SyncClient, onward.Receipt, onward.BatchReceipt]
@@ -64,17 +66,20 @@ def test_every_argument_of_connect_is_in_the_reference():
 async def test_every_request_and_what_it_replies_is_in_the_reference():
     settings = Settings(log=LogSettings(folder="log", preallocate_bytes=0, disk_reserve_bytes=0))
     broker = await Broker.open(settings, disk=MemoryDisk())
-    fields = set(broker.status())
-    for op in broker.requests.operations:
-        assert f"\n| {op} |" in PROTOCOL
-    record = broker.publishing.new_record("orders")
-    fields |= set(broker.requests.describe(broker.catalogue.add(record)))
+    for name in broker.operations.names:
+        assert f"\n### {name}\n" in OPERATIONS_PAGE, f"run `make docs`: {name} is not on the page"
+    # Operations that are not in the table yet have rows by hand.
+    old = getattr(getattr(broker, "requests", None), "operations", {})
+    for name in old.keys() - OPERATIONS.keys():
+        assert f"\n| {name} |" in PROTOCOL
+    for field in broker.status():
+        assert f"\n| `{field}` |" in OPERATIONS_PAGE
     await broker.stop()
-    shapes = (requests.TopicCreate, requests.TopicChange, requests.TopicList, requests.TopicName)
-    fields |= {field.name for shape in shapes for field in msgspec.structs.fields(shape)}
-    section = PROTOCOL.partition("\n## Requests\n")[2].partition("\n## ")[0]
-    missing = [field for field in sorted(fields) if not re.search(rf"\b{field}\b", section)]
-    assert not missing
+
+
+def test_the_limits_of_requests_are_those_that_the_broker_has():
+    limits = f"{RUNNING_PER_REQUESTER_MAX:,} on a connection, {RUNNING_MAX:,} on a node"
+    assert limits in PROTOCOL
 
 
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8, "4 bytes": 4}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import onward
-from onward.client.groups import GroupDescription
+from onward.protocol.operations.groups import GroupDescription
 
 from .conftest import MakeBroker
 from .members import PATIENCE_S, MemberProcess, check_nothing_after_its_ack

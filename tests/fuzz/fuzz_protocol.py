@@ -34,6 +34,8 @@ from onward.protocol.deliveries import (
     delivery_head,
 )
 from onward.protocol.frames import PREFACE, Kind, frame
+from onward.protocol.operations import decode_reply, decode_request
+from onward.protocol.operations.topics import DescribeTopic
 from onward.protocol.payloads import (
     Hello,
     Read,
@@ -42,14 +44,11 @@ from onward.protocol.payloads import (
     decode_credit,
     decode_end,
     decode_error,
-    decode_fields,
     decode_goodbye,
     decode_hello,
     decode_publish,
     decode_published,
     decode_read,
-    decode_reply,
-    decode_request,
     decode_welcome,
     encode_json,
     publish_head,
@@ -67,11 +66,10 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
     decode_end,
     decode_error,
     decode_request,
-    decode_reply,
+    lambda payload: decode_reply(payload, DescribeTopic(topic="orders")),
     decode_publish,
     decode_published,
     decode_credit,
-    lambda payload: decode_fields(payload, dict[str, int]),
     decode_consume,
     decode_joined,
     decode_more,

@@ -29,11 +29,20 @@ from onward.protocol.deliveries import (
     started_frame,
 )
 from onward.protocol.frames import Kind, frame
+from onward.protocol.operations.replicas import (
+    Fetch,
+    Follow,
+    SourceState,
+    encode_followed,
+    encode_source,
+    file_head,
+)
 from onward.protocol.payloads import (
     Durability,
     End,
     Goodbye,
     Hello,
+    Lineage,
     Read,
     Start,
     Welcome,
@@ -165,6 +174,36 @@ def progress_frames() -> bytes:
     return progress_frame(5, [finished, starts]) + settled_steps_frame(5, [finished])
 
 
+def replicas_frames() -> bytes:
+    """What a replica sends to follow and to fetch a file, and what its source sends."""
+    follow = Follow(
+        name="copy-1", node="5e0f3c", next_event_id=42, last_crc=0xDEADBEEF,
+        lineage=Lineage(1, "a1b2c3"), credit_bytes=1 << 20,
+    )  # fmt: skip
+    source = SourceState(durable_event_id=42, time_ms=1_750_000_000_123, epoch=1)
+    fetch = Fetch(snapshot=1, file=2, position=65_536, bytes=32_768)
+    return b"".join(
+        (
+            frame(Kind.FOLLOW, 1, encode_json(follow)),
+            frame(Kind.FOLLOWED, 1, encode_followed(41)),
+            frame(Kind.FETCH, 2, encode_json(fetch)),
+            frame(Kind.SOURCE, 1, encode_source(source)),
+            frame(Kind.EVENTS, 1, log_entry()),
+            frame(Kind.FILE, 2, file_head(0x3C2FAB81) + bytes(range(16))),
+        )
+    )
+
+
+def histories_frames() -> bytes:
+    """How a client and a broker tell each other which history they know."""
+    hello = Hello(version=1, client="golden", lineage=Lineage(2, "d4e5f6"))
+    welcome = Welcome(
+        1, "n1", 5_000, 17 << 20, 16 << 20, 4 << 20, 1_024, revision=3,
+        lineage=Lineage(2, "d4e5f6"), is_leader=False, leader="broker-2:7700",
+    )  # fmt: skip
+    return frame(Kind.HELLO, 0, encode_json(hello)) + frame(Kind.WELCOME, 0, encode_json(welcome))
+
+
 def recalling_frames() -> bytes:
     """What a broker sends to a member that can be asked for what it has not started."""
     return recall_frame(3, 5)
@@ -230,6 +269,8 @@ def golden_files() -> dict[str, bytes]:
     frames["frames_starting.bin"] = starting_frames()
     frames["frames_recalling.bin"] = recalling_frames()
     frames["frames_progress.bin"] = progress_frames()
+    frames["frames_replicas.bin"] = replicas_frames()
+    frames["frames_histories.bin"] = histories_frames()
     logs = {
         "log-entry.bin": log_entry(), "log-index.bin": log_index(),
         "log-carried.bin": log_carried(),

@@ -9,7 +9,7 @@ from onward.broker.broker import Broker
 from onward.broker.producers import UNDER_WAY
 from onward.broker.session import Session
 from onward.errors import Overloaded
-from onward.log import log
+from onward.log import span
 from onward.log.log import Write
 from onward.message.entry import Entry, read_header
 from onward.testing.commit import SimulatedCommit
@@ -53,5 +53,5 @@ def without_checksums() -> Iterator[None]:
         return read_header(buffer, start, position=position)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "read_entry", believe)
+        patch.setattr(span, "read_entry", believe)
         yield

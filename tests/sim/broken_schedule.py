@@ -71,15 +71,15 @@ def fire_backwards(broker: Broker) -> None:
 
 def forget_replacements(broker: Broker) -> None:
     """Stores what replaces something, and lets both fire."""
-    broker.scheduling._fold = lambda accepted: None
+    broker.state.apply_scheduled = lambda **facts: None
 
 
 def confirm_cancels_without_writing(broker: Broker) -> None:
     """Says that something is cancelled, and writes nothing."""
     deciding = broker.scheduling.intake.deciding
 
-    def cancel(asked: Any, found: Any) -> asyncio.Future[None]:
-        asked.answer(found, None)
+    def cancel(decision: Any, found: Any) -> asyncio.Future[None]:
+        decision.end(found)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done

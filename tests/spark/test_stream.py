@@ -12,7 +12,6 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from onward.client.groups import ShareDescription
 from onward.client.sync import SyncClient
 from onward.errors import Conflict, InvalidRequest, OffsetOutOfRange, UnknownGroup, UnknownTopic
 from onward.pipeline import bounds, stream
@@ -24,6 +23,7 @@ from onward.pipeline.runs import TOPIC as RUNS
 from onward.pipeline.runs import JobRun, decode
 from onward.pipeline.schema import message_schema
 from onward.pipeline.stream import StreamReader, read_stream
+from onward.protocol.operations.groups import ShareDescription
 
 WAIT_S = 60.0
 

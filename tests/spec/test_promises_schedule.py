@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from onward import Client, InvalidRequest, Message
-from onward.client.scheduled import ScheduledDescription
 from onward.errors import AlreadyExists
+from onward.protocol.operations.schedule import ScheduledDescription
 from onward.settings import ScheduleSettings, Settings
 
 from .engines import BOTH, KEPT, SMALL, Engine

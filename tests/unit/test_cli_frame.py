@@ -8,11 +8,13 @@ import tomllib
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from onward import cli, errors
 from onward.cli import ExitCode, report, run
 from onward.cli.output import print_json, print_rows, printable, progress
+from onward.protocol.operations.topics import TopicDescription
 
 Captured = pytest.CaptureFixture[str]
 
@@ -210,6 +212,16 @@ def test_json_lines_are_safe_and_mean_the_same(capsys: Captured):
     line = capsys.readouterr().out
     assert json.loads(line) == {"body": body}
     assert printable(line.rstrip("\n")) == line.rstrip("\n")
+
+
+def test_a_reply_is_printed_with_the_fields_that_it_has_on_the_wire(capsys: Captured):
+    topic = TopicDescription(topic="a\x9b", number=1, state="active")
+    print_json(topic)
+    print_json({"found": [topic]})
+    alone, within = capsys.readouterr().out.splitlines()
+    assert json.loads(alone) == msgspec.to_builtins(topic)
+    assert json.loads(within) == {"found": [msgspec.to_builtins(topic)]}
+    assert "\\u009b" in alone
 
 
 def test_rows_in_a_pipe_are_plain_aligned_columns(capsys: Captured):

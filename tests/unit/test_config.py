@@ -180,6 +180,7 @@ IN_A_PROGRAM = [
     (Settings(auth=AuthSettings(tokens=(Token("ann", ""),))), "auth.tokens (program): each token"),
     (Settings(auth=AuthSettings(tokens=(Token(7, "s3cret"),))), "auth.tokens (program): the name"),  # type: ignore[arg-type]
     (Settings(auth=AuthSettings(tokens=(Token("a", "b"),) * 2)), "two tokens have the same name"),
+    (Settings(auth=AuthSettings(tokens=(Token("@broker", "b"),))), "does not begin with '@'"),
     (Settings(log=None), "log (program): expected LogSettings, got NoneType"),  # type: ignore[arg-type]
     ({"log": {}}, "settings are onward.settings.Settings, not dict"),
 ]
@@ -213,13 +214,28 @@ def app_on(address: str, settings: Settings) -> App:
 
 
 @pytest.mark.parametrize("wrong", [-1, None, 10**40, [1], {}], ids=repr)
-@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"auth.tokens"}))
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"auth.tokens", "replica.token"}))
 def test_a_wrong_value_is_the_same_error_in_a_program_and_elsewhere(name: str, wrong: object):
     setting = SETTINGS[name]
     table = structs.replace(getattr(Settings(), setting.table), **{setting.key: wrong})
     given = structs.replace(Settings(), **{setting.table: table})
     elsewhere = error_of(lambda: load(flags={name: wrong}))
     assert error_of(lambda: check(given)) == elsewhere.replace(f"flag {setting.flag}", "program")
+
+
+def test_a_secret_is_shown_nowhere_and_is_no_flag(tmp_path: Path):
+    file = tmp_path / "onward.toml"
+    file.write_text('[replica]\nof = "broker-1:7700"\ntoken = "s3cret"\n')
+    for settings in (load(path=file), load(environ={"ONWARD_REPLICA_TOKEN": "s3cret"})):
+        assert settings.replica.token == "s3cret"
+        assert "s3cret" not in repr(settings)
+        assert "***" in [value for setting, value, _ in rows(settings) if setting.is_secret]
+    refused = error_of(lambda: load(flags={"replica.token": "s3cret"}))
+    assert "set ONWARD_REPLICA_TOKEN, or write it to a file" in refused
+    file.write_text('[replica]\ntoken = ["s3cret"]\n')
+    wrong = error_of(lambda: load(path=file))
+    assert wrong.startswith("replica.token (file ")
+    assert "s3cret" not in refused + wrong
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -322,3 +338,29 @@ def test_variables_of_commands_and_tests_are_no_settings_and_are_in_the_referenc
     load(environ=dict.fromkeys([*OTHER_VARIABLES, "ONWARD_TORTURE_SEED"], "1"))
     page = (Path(__file__).parents[2] / "docs/reference/config.md").read_text()
     assert {name for name in OTHER_VARIABLES if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    "address", ["broker-1:7700", "10.0.0.1:1", "[::1]:65535", "a.example:7700"]
+)
+def test_an_address_to_advertise_is_a_host_and_a_port(address: str):
+    assert load(flags={"server.advertise": address}).server.advertise == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "broker-1",
+        ":7700",
+        "a:0",
+        "a:65536",
+        "a:x",
+        "a:1,b:2",
+        "unix:/x:1",
+        "tcp://a:1",
+        "0.0.0.0:1",
+    ],
+)
+def test_an_address_that_nobody_can_connect_to_is_not_advertised(address: str):
+    with pytest.raises(InvalidRequest, match=r"server\.advertise"):
+        load(flags={"server.advertise": address})

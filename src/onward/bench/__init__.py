@@ -30,6 +30,7 @@ BENCHES: Final = {
     "delay-lateness": "how late messages are in a consumer's hands, 10,000 due per second",
     "delay-burst": "500,000 due in one millisecond: until the last is in a consumer's hands",
     "delay-cancel": "cancels with 1 M messages waiting, every answer checked against the topic",
+    "replica-lag": "from publish at a source to a reader of its replica; its cost, and catch-up",
     "spark-read": "5 M messages of 200 bytes from a running broker into Spark, beside Parquet",
     "spark-write": "2 M messages of 200 bytes from Spark, exactly once, with Arrow and by row",
     "spark-archive": "2 M messages into the lake, beside Spark rewriting the same Parquet",

@@ -29,6 +29,7 @@ from onward.bench.delay_lateness import (
 )
 from onward.bench.peers import Server, started
 from onward.bench.report import Options, Report, rounded
+from onward.protocol.operations.schedule import CancelResult
 
 COUNT = 1_000_000
 FILLED_PER_SECOND = 40_000
@@ -52,7 +53,7 @@ class Answers:
     odd: int = 0
     """Answers that cannot be right, whatever was delivered."""
 
-    def note(self, results: Sequence["onward.client.scheduled.CancelResult"]) -> None:
+    def note(self, results: Sequence[CancelResult]) -> None:
         """Take the answers to one call."""
         for one in results:
             if one.state == "cancelled" and one.id not in self.fired:

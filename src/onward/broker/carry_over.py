@@ -27,8 +27,8 @@ from onward.delivery.trace import Trace
 from onward.errors import Corruption, OnwardError
 from onward.log.carried import CarriedRow
 from onward.log.disk import Buffer
-from onward.log.log import Span
 from onward.log.segment import Segment
+from onward.log.span import Span
 from onward.message.cut import Cutter
 from onward.message.entry import entry_heads
 

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from onward.errors import Forbidden, UnknownTopic
+from onward.errors import Forbidden, TopicEnded, UnknownTopic
 from onward.log.carried import Carried, CarriedRow
 from onward.message.entry import CARRIED_TOPIC, Entry, Kind
 
 if TYPE_CHECKING:
+    import asyncio
+
     from onward.broker.crew import Crew
     from onward.broker.deliver import Reading
-    from onward.broker.topic_waits import Watch
 
 Rule = Literal["read-write", "write-only", "read-only", "closed"]
 
@@ -99,8 +100,8 @@ class Topic:
         self.is_durable = False
         self.ending = False
         self.waiting: dict[Reading, None] | None = None
-        self.watches: dict[Watch, None] | None = None
-        """Who waits until there is more, without reading it."""
+        self.watches: dict[asyncio.Future[TopicEnded | None], int] | None = None
+        """Who waits until it has more than an offset, without reading it."""
         self.crews: list[Crew] | None = None
         """The groups that have members and consume this topic."""
         self.uses = 0

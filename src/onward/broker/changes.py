@@ -14,6 +14,8 @@ from collections.abc import Callable
 from onward.broker.catalogue import Catalogue, Topic, TopicEnding, TopicRecord, TopicsRetained
 from onward.broker.collected import Change, Collected
 from onward.broker.routes import Routes
+from onward.broker.state import LineageRecord
+from onward.broker.write_gate import WriteGate
 from onward.clock import Clock
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError, Overloaded, Stopping
@@ -31,7 +33,7 @@ class Changes(ABC):
     _settings: Settings
     _collected: Collected
     _creating: dict[Topic, list[Callable[[OnwardError | None], None]]]
-    _is_closed: bool
+    gate: WriteGate
     _loop: asyncio.AbstractEventLoop
     routes: Routes
 
@@ -111,7 +113,7 @@ class Changes(ABC):
         self, retained: TopicsRetained, *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Move the first offsets of topics; they are moved, and told, once that is durable."""
-        if self._is_closed:
+        if self.gate.is_closed:
             self._loop.call_soon(done, Stopping("the broker is stopping"))
             return
         self._collected.later.append(Change(Kind.RETAINED, retained, done=done))
@@ -123,7 +125,7 @@ class Changes(ABC):
         done: Callable[[OnwardError | None], None],
     ) -> None:  # fmt: skip
         """Write whole entries of a topic again, as one that outlives its retention."""
-        if self._is_closed:
+        if self.gate.is_closed:
             self._loop.call_soon(done, Stopping("the broker is stopping"))
             return
         self._collected.later.append(
@@ -139,10 +141,18 @@ class Changes(ABC):
         self, record: GroupRecord, *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Create, change or delete a group; it stands before the rows of the same commit."""
-        if self._is_closed:
+        if self.gate.is_closed:
             self._loop.call_soon(done, Stopping("the broker is stopping"))
             return
         self._collected.created.append(Change(Kind.GROUP_CHANGED, record, done=done))
+        self._collected.sync = True
+        self._commit_soon()
+
+    def change_lineage(
+        self, record: LineageRecord, *, done: Callable[[OnwardError | None], None]
+    ) -> None:
+        """Begin a new history, or end the one of this node."""
+        self._collected.created.append(Change(Kind.LINEAGE, record, done=done))
         self._collected.sync = True
         self._commit_soon()
 
@@ -150,7 +160,7 @@ class Changes(ABC):
         self, record: Recurring, *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Create, change or delete a recurring schedule."""
-        if self._is_closed:
+        if self.gate.is_closed:
             self._loop.call_soon(done, Stopping("the broker is stopping"))
             return
         self._collected.later.append(Change(Kind.RECURRING_CHANGED, record, done=done))
@@ -161,7 +171,7 @@ class Changes(ABC):
         self, rows: Callable[[], list[bytes]], *, done: Callable[[OnwardError | None], None]
     ) -> None:
         """Publish rows of the trace with the next commit; they are asked for when it begins."""
-        if self._is_closed:
+        if self.gate.is_closed:
             self._loop.call_soon(done, Stopping("the broker is stopping"))
             return
         self._collected.rows.append((rows, done, False))

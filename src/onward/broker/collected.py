@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from onward.broker.catalogue import Topic, TopicEnding, TopicRecord, TopicsRetained
+from onward.broker.state import LineageRecord
 from onward.delivery.record import GroupRecord
 from onward.errors import OnwardError
 from onward.message.entry import Kind
@@ -38,7 +39,13 @@ class Change:
     def __init__(
         self,
         kind: Kind,
-        body: TopicRecord | TopicEnding | TopicsRetained | GroupRecord | Recurring | bytes,
+        body: TopicRecord
+        | TopicEnding
+        | TopicsRetained
+        | GroupRecord
+        | Recurring
+        | LineageRecord
+        | bytes,
         *,
         done: Callable[[OnwardError | None], None],
         topic: int = 0,

@@ -30,6 +30,7 @@ from onward.broker.handing import Handing
 from onward.broker.handover import DELIVERY_BYTES_MAX
 from onward.broker.idle_groups import IdleGroups
 from onward.broker.joining import Joining
+from onward.broker.lease_alarms import LeaseAlarms
 from onward.broker.lookahead import LookAhead
 from onward.broker.outcomes import Done, Outcomes
 from onward.broker.recalls import Recalls
@@ -43,7 +44,7 @@ from onward.delivery.ranges import Range, count_of
 from onward.delivery.record import GroupRecord, StartAt
 from onward.delivery.share import Share
 from onward.delivery.trace import Trace
-from onward.errors import Conflict, OnwardError, TopicEnded, UnknownGroup
+from onward.errors import Conflict, Forbidden, OnwardError, TopicEnded, UnknownGroup
 from onward.protocol.deliveries import decode_started
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import End, Start, encode_json
@@ -51,6 +52,7 @@ from onward.protocol.payloads import End, Start, encode_json
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.catalogue import Topic
+    from onward.broker.requester import Requester
     from onward.broker.session import Session
 
 logger = logging.getLogger("onward.consume")
@@ -62,8 +64,6 @@ OUTCOMES = frozenset(
 )
 LEASES_PER_MEMBER_MAX = 10_000
 NO_ROOM_S = 0.05
-LATE_S_MIN = 1.0
-"""An alarm that rings so late shows that this broker stood still."""
 
 
 class Consuming:
@@ -77,19 +77,16 @@ class Consuming:
         self._crew_serial = 0
         self._holds: dict[str, int] = {}
         """Groups that wait until what was said of their messages is durable, and how often."""
-        self._of_session: dict[Session, dict[int, Member]] = {}
+        self._of_session: dict[Requester, dict[int, Member]] = {}
         self._expired: Counter[str] = Counter()
         """How many leases of each group ran out."""
         self.groups = groups
         self.crews: dict[str, Crew] = {}
         self.outcomes = Outcomes(
-            broker.publishing, fold=self._fold, give_back=self._refused,
+            broker.publishing, apply=broker.state.apply_row, give_back=self._refused,
             now_ms=broker.clock.now_ms,
         )  # fmt: skip
-        self.reclaims = Reclaims(
-            groups, catalogue=broker.catalogue, node=broker.node, clock=broker.clock,
-            window_ms=broker.settings.groups.reclaim_ms, serve=self._serve_group,
-        )  # fmt: skip
+        self.reclaims = self._open_reclaims()
         self.records = GroupRecords(broker)
         self.joining = Joining(broker, self)
         self.idle_groups = IdleGroups(broker)
@@ -97,7 +94,29 @@ class Consuming:
         self.served = Served(self)
         self._suspects = Suspects(self, self._handing, broker.clock)
         self._recalls = Recalls(self, broker.clock)
+        self.alarms = LeaseAlarms(broker.clock, ring=self._expire)
         self.delivered_count = 0
+
+    def _open_reclaims(self) -> Reclaims:
+        """Begin the window in which members re-claim what they hold; a follower has none."""
+        broker = self._broker
+        window_ms = broker.settings.groups.reclaim_ms if broker.gate.is_leading else 0
+        return Reclaims(
+            self.groups, catalogue=broker.catalogue, node=broker.node, clock=broker.clock,
+            window_ms=window_ms, serve=self._serve_group,
+        )  # fmt: skip
+
+    def lead(self) -> None:
+        """Begin to grant: what is unfinished is ready, or reserved for who may re-claim it."""
+        self.groups.restart()
+        self.reclaims = self._open_reclaims()
+
+    def follow(self, error: OnwardError) -> None:
+        """Grant nothing more: end all memberships with the error that names the leader."""
+        self.reclaims.end()
+        for crew in list(self.crews.values()):
+            for member in list(crew.members.values()):
+                self._end(member, error)
 
     # --- what others ask for -----------------------------------------------------------------
 
@@ -136,13 +155,7 @@ class Consuming:
 
     def change(self, record: GroupRecord, done: Done) -> None:
         """Create, change or delete a group."""
-
-        def applied(error: OnwardError | None) -> None:
-            if error is None:
-                self._changed(record)
-            done(error)
-
-        self._broker.publishing.change_group(record, done=applied)
+        self._broker.publishing.change_group(record, done=done)
 
     def begin_share(
         self, group: Group, topic_name: str, done: Done, *, offset: int | None = None
@@ -206,9 +219,9 @@ class Consuming:
 
     # --- what sessions tell ------------------------------------------------------------------
 
-    def members_on(self, session: Session) -> dict[int, Member]:
-        """Return the members that a session has, by their consumer ids."""
-        return self._of_session.get(session, {})
+    def members_on(self, requester: Requester) -> dict[int, Member]:
+        """Return the members that a connection has, by their consumer ids."""
+        return self._of_session.get(requester, {})
 
     def joined(self, member: Member, *, credit: int) -> None:
         """Take a member in that everything is ready for, and serve it."""
@@ -275,7 +288,7 @@ class Consuming:
         """A connection is gone: what its members held counts as an attempt, and comes again."""
         self.joining.forget(session)
         # A broker that stops ends the connections itself: that is nobody's death.
-        is_lost = not self._broker.publishing.is_stopping
+        is_lost = not self._broker.gate.is_stopping
         for member in list(self._of_session.get(session, {}).values()):
             self._leave(member, is_lost=is_lost)
 
@@ -290,7 +303,6 @@ class Consuming:
         """A topic is no more: who consumes nothing else is told."""
         ended = topic.crews or []
         topic.crews = None
-        self.groups.drop_topic(topic.name)
         for crew in ended:
             self._detach(crew, topic.name)
             for member in list(crew.members.values()):
@@ -363,14 +375,11 @@ class Consuming:
             clock=self._broker.clock, leased=lambda: crew.leases.ranges_in(topic.name),
         )  # fmt: skip
 
-    def _changed(self, record: GroupRecord) -> None:
-        """Follow a change of a group's settings."""
-        group = self.groups.by_name.get(record.name)
-        before = None if group is None else group.record
+    def group_changed(self, before: GroupRecord | None, record: GroupRecord) -> None:
+        """Follow a change of a group's settings, which was applied."""
         if before is not None and (crew := self.crews.get(record.name)) is not None:
             for name in set(before.topics).difference(record.topics):
                 self._detach(crew, name)
-        self.groups.change(record)
         self.idle_groups.note(record)
         if record.deleted:
             self._broker.group_holds.forget_group(record.name)
@@ -385,6 +394,8 @@ class Consuming:
         for name in record.offline:
             if (offline := crew.members.get(name)) is not None:
                 self._end(offline, Conflict(f"member {name!r} was taken offline"))
+        if before is not None:
+            self._end_forbidden(crew, set(record.topics).difference(before.topics))
         if before is None or _rules(before) != _rules(record):
             for name in list(crew.sources):
                 self._choose_anew(crew, name)
@@ -393,6 +404,15 @@ class Consuming:
         if record.mode != "broadcast" and crew.follow(frozenset(record.topics)):
             self.joining.tell_topics(crew)
         self.attach(crew)
+
+    def _end_forbidden(self, crew: Crew, added: set[str]) -> None:
+        """End the members that get all topics of their group and may not read a new one."""
+        following = [member for member in crew.members.values() if member.follows]
+        for member in following if added else ():
+            try:
+                self.joining.check_topics(member.session, sorted(added))
+            except Forbidden as error:
+                self._end(member, error)
 
     def _choose_anew(self, crew: Crew, name: str) -> None:
         """Return to the share what was looked at or set apart and not granted, and begin again."""
@@ -421,7 +441,9 @@ class Consuming:
         """Grant until nobody waits or nothing is left, then set the alarm for what comes later."""
         if not crew.members or crew.group.record.name in self._holds:
             return
-        if self._broker.failure is not None or self._broker.publishing.is_stopping:
+        if self._broker.failure is not None or not self._broker.gate.is_leading:
+            return
+        if self._broker.gate.is_stopping:
             return  # what a stopping broker hands out would only be held over its end
         now_ms = self._broker.clock.now_ms()
         for source in crew.sources.values():
@@ -436,7 +458,7 @@ class Consuming:
                 self._recalls.plan(crew)
         if crew.served_waits:
             self.served.answer(crew)
-        self.set_alarm(crew)
+        self.alarms.set(crew)
 
     def _has_room(self, crew: Crew) -> bool:
         """Tell whether more may be read; if not, come back in a moment."""
@@ -537,7 +559,7 @@ class Consuming:
         # What it leaves behind is delivered in its order.
         is_released = bool(leases) and not is_lost
         keeps_order = crew.group.record.mode in ("exclusive", "ordered") or is_released
-        if keeps_order and not self._broker.publishing.is_stopping:
+        if keeps_order and not self._broker.gate.is_stopping:
             self.hold(crew.group.record.name)
         if crew.members:
             self.serve_soon(crew)
@@ -583,29 +605,21 @@ class Consuming:
 
     # --- rows --------------------------------------------------------------------------------
 
-    def _fold(self, rows: list[Trace]) -> None:
-        """Fold rows that are durable, and serve the groups that they concern."""
-        for row in rows:
-            group = self.groups.by_name.get(row.group)
-            share = None if group is None else group.shares.get(row.topic)
-            # An ack can then make way for others.
-            was_blocked = share is not None and (share.is_full or bool(share.alone))
-            self.groups.apply(row)
-            self._broker.publishers.apply(row)
-            if row.did == "cancelled":
-                self._broker.scheduling.state.cancel(row.ranges)
-            crew = self.crews.get(row.group)
-            if crew is None:
-                continue
-            source = crew.sources.get(row.topic)
-            if source is not None:
-                source.applied(row)
-            if row.did == "reset":
-                crew.suspects.pop(row.topic, None)
-            if row.did == "started":
-                self.attach(crew)
-            if row.did != "acked" or crew.group.record.is_choosy or was_blocked:
-                self.serve_soon(crew)
+    def row_applied(self, row: Trace, *, was_blocked: bool) -> None:
+        """Serve the group that a row concerns; the row was applied."""
+        crew = self.crews.get(row.group)
+        if crew is None:
+            return
+        source = crew.sources.get(row.topic)
+        if source is not None:
+            source.applied(row)
+        if row.did == "reset":
+            crew.suspects.pop(row.topic, None)
+        if row.did == "started":
+            self.attach(crew)
+        # An ack makes way for other messages only in a share that was blocked.
+        if row.did != "acked" or crew.group.record.is_choosy or was_blocked:
+            self.serve_soon(crew)
 
     def _refused(self, rows: list[Trace]) -> None:
         """Rows could not be written: what they said of messages did not happen."""
@@ -625,47 +639,6 @@ class Consuming:
         self.joining.stop()
         self.reclaims.stop()
         self._handing.stop()
-
-    # --- time --------------------------------------------------------------------------------
-
-    def set_alarm(self, crew: Crew) -> None:
-        """Wake up when the next lease runs out or the next retry is due."""
-        wait_ms = self._wait_ms(crew)
-        if wait_ms is None:
-            return
-        at_ms = self._broker.clock.monotonic_ms() + wait_ms
-        if crew.alarm is not None:
-            if crew.alarm_at_ms <= at_ms:
-                return
-            crew.alarm.cancel()
-        crew.alarm_at_ms = at_ms
-        crew.alarm = self._loop.call_later(wait_ms / 1000, self._ring, crew)
-
-    def _wait_ms(self, crew: Crew) -> int | None:
-        waits: list[int] = []
-        if (expiry_ms := crew.leases.next_expiry_ms()) is not None:
-            waits.append(expiry_ms - self._broker.clock.monotonic_ms())
-        now_ms = self._broker.clock.now_ms()
-        for source in crew.sources.values():
-            if source.share.retries and (due_ms := source.share.next_due_ms()) is not None:
-                waits.append(due_ms - now_ms)
-            if (wait_ms := source.wait_ms()) is not None:
-                waits.append(wait_ms)
-        # Clocks that disagree by a millisecond must not make this turn round and round.
-        return max(1, min(min(waits), 60_000)) if waits else None
-
-    def _ring(self, crew: Crew) -> None:
-        late_s = 0.0 if crew.alarm is None else self._loop.time() - crew.alarm.when()
-        crew.alarm = None
-        if late_s > LATE_S_MIN:
-            self._forgive(crew)
-        self._expire(crew)
-
-    def _forgive(self, crew: Crew) -> None:
-        """Nobody was silent while this broker did not listen: leases begin again."""
-        now_ms, lease_ms = self._broker.clock.monotonic_ms(), crew.group.record.lease_ms
-        for lease in crew.leases:
-            crew.leases.renew(lease.id, member=lease.member, now_ms=now_ms, lease_ms=lease_ms)
 
     def _expire(self, crew: Crew) -> None:
         for lease in crew.leases.expire(self._broker.clock.monotonic_ms()):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from onward.broker.replies import Done
+from onward.broker.futures import Done
 from onward.delivery.lease import Leases
 from onward.delivery.ranges import Ranges
 from onward.delivery.turns import Turns

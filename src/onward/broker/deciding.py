@@ -1,10 +1,11 @@
 """Decisions about what waits: cancel, move, publish under a business key.
 
-    asked ──▶ gathered ──▶ looked up (in a thread) ──▶ decided one by one ──▶ durable ──▶ answered
+    queued ──▶ a round: looked up (in a thread) ──▶ decided one by one ──▶ durable ──▶ answered
 
-All that is asked while one round is under way is decided in the next, in the order in which it
-came. A round holds the lock of the schedule until it is durable: nothing fires meanwhile, so the
-answers are exact. What concerns something that the same round has changed waits for the next round.
+Requests that arrive during a round are decided in the next one, in their order. A round holds the
+lock of the schedule until its changes are durable: nothing fires meanwhile, so answers are exact. A
+request about a message that the same round has changed waits for the next round. When a round fails
+unexpectedly, everybody in it and behind it gets `Unavailable`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from onward.broker.joining import on_loop
+from onward.broker.futures import Done, future_of
 from onward.broker.recurring_runs import CHANGED, RecurringRuns
-from onward.errors import AlreadyExists, InvalidRequest, OnwardError, Stopping, Unavailable
+from onward.errors import AlreadyExists, OnwardError, Stopping, Unavailable
 from onward.log.disk import Buffer
 from onward.message.batch import RAW_BYTES_MAX, Batch, decode_batch, encode_batch
+from onward.protocol.operations.schedule import State
 from onward.schedule.record import Record
 from onward.schedule.run import Waiting
 from onward.schedule.state import SCHEDULE_TOPIC
@@ -36,7 +38,6 @@ ROUND_MAX = 1_000
 NAMES_MAX = 10_000
 """So many numbers and keys are decided in one round at most: nothing fires meanwhile."""
 BOTH = (True, True)
-State = Literal["waiting", "cancelled", "replaced", "fired", "unknown"]
 
 
 class Found(NamedTuple):
@@ -48,25 +49,44 @@ class Found(NamedTuple):
     topic: str = ""
 
 
-Answer = Callable[[list[Found], OnwardError | None], None]
+class _Decision:
+    """A cancel, a move (`at_ms`) or a publish that is to be decided."""
 
-
-class _Asked:
-    """One thing to decide."""
-
-    __slots__ = ("accepted", "answer", "at_ms", "cause", "numbers", "publish", "uniques")
+    __slots__ = (
+        "accepted",
+        "at_ms",
+        "cause",
+        "numbers",
+        "outcome",
+        "principal",
+        "publish",
+        "uniques",
+    )
 
     def __init__(
-        self, *, numbers: list[int], uniques: list[str], answer: Answer, cause: str = "",
-        at_ms: int | None = None, publish: Publish | None = None, accepted: Accepted | None = None,
+        self, *, numbers: list[int], uniques: list[str], cause: str = "", at_ms: int | None = None,
+        publish: Publish | None = None, accepted: Accepted | None = None,
+        principal: str = "",
     ) -> None:  # fmt: skip
         self.numbers = numbers
         self.uniques = uniques
-        self.answer = answer
+        self.outcome: asyncio.Future[list[Found]] = asyncio.get_running_loop().create_future()
+        """What became of each number and key. Done once the write path has a publish."""
         self.cause = cause
         self.at_ms = at_ms
         self.publish = publish
         self.accepted = accepted
+        self.principal = principal
+        """Who moves messages, or replaces them by a publish: it must be allowed to write them."""
+
+    def end(self, found: list[Found], error: OnwardError | None = None) -> None:
+        """Answer, unless that was done, or the caller has given up."""
+        if self.outcome.done():
+            return
+        if error is None:
+            self.outcome.set_result(found)
+        else:
+            self.outcome.set_exception(error)
 
 
 class Deciding:
@@ -76,7 +96,8 @@ class Deciding:
         self._broker = broker
         self._scheduling = scheduling
         self._intake = intake
-        self._asked: list[_Asked] = []
+        self._queue: list[_Decision] = []
+        self._in_round: list[_Decision] = []
         self._round: asyncio.Task[None] | None = None
         self.recurring = RecurringRuns(broker, scheduling, self)
 
@@ -85,82 +106,100 @@ class Deciding:
         """Tell whether something is being decided, or waits for that."""
         return self._round is not None
 
-    # --- what is asked -----------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     def publish(self, publish: Publish, accepted: Accepted) -> None:
         """Store a batch with business keys, unless one of them waits already."""
         uniques = [one for one in accepted.uniques or () if one is not None]
-        asked = _Asked(
-            numbers=[], uniques=uniques, answer=lambda found, error: None, publish=publish,
-            accepted=accepted,
+        decision = _Decision(
+            numbers=[], uniques=uniques, publish=publish, accepted=accepted,
+            principal=publish[0].principal,
         )  # fmt: skip
-        self._ask(asked)
+        self._add(decision)
 
-    def cancel(self, *, numbers: list[int], uniques: list[str], cause: str, answer: Answer) -> None:
-        """Cancel what waits under numbers or business keys; the answer says what became of each."""
-        self._ask(_Asked(numbers=numbers, uniques=uniques, answer=answer, cause=cause))
+    def cancel(
+        self, *, numbers: list[int], uniques: list[str], cause: str
+    ) -> asyncio.Future[list[Found]]:
+        """Cancel messages by number or business key; the future says what became of each."""
+        return self._add(_Decision(numbers=numbers, uniques=uniques, cause=cause))
 
-    def move(self, *, numbers: list[int], uniques: list[str], at_ms: int, answer: Answer) -> None:
-        """Let something that waits fire at another time; it gets a new number."""
-        self._ask(_Asked(numbers=numbers, uniques=uniques, answer=answer, at_ms=at_ms))
+    def move(
+        self, *, numbers: list[int], uniques: list[str], at_ms: int, principal: str
+    ) -> asyncio.Future[list[Found]]:
+        """Schedule one message for another time; the future has its new number.
 
-    def _ask(self, asked: _Asked) -> None:
-        self._asked.append(asked)
+        It fails with `Forbidden` if the principal may not write the topic of the message.
+        """
+        decision = _Decision(numbers=numbers, uniques=uniques, at_ms=at_ms, principal=principal)
+        return self._add(decision)
+
+    def _add(self, decision: _Decision) -> asyncio.Future[list[Found]]:
+        self._queue.append(decision)
         if self._round is None:
             self._round = asyncio.get_running_loop().create_task(self._run())
             self._round.add_done_callback(self._ended)
+        return decision.outcome
 
     # --- a round -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while self._asked:
+        while self._queue:
             async with self._scheduling.lock:
                 self._scheduling.take_in()
-                some = self._next_round()
+                self._in_round = self._next_round()
                 try:
-                    await self._decide(some)
+                    await self._decide(self._in_round)
                 except (OnwardError, OSError) as error:
-                    for asked in some:
-                        self._refuse(asked, _told(error))
+                    for decision in self._in_round:
+                        self._refuse(decision, error)
+                self._in_round = []
                 self._scheduling.take_in()
 
-    def _next_round(self) -> list[_Asked]:
-        """Take what can be decided together: nothing is named twice."""
-        some: list[_Asked] = []
+    def _next_round(self) -> list[_Decision]:
+        """Remove decisions from the queue that can be made together: nothing is named twice."""
+        decisions: list[_Decision] = []
         named: set[object] = set()
-        while self._asked and len(some) < ROUND_MAX:
-            asked = self._asked[0]
-            names: set[object] = {*asked.numbers, *asked.uniques}
+        while self._queue and len(decisions) < ROUND_MAX:
+            decision = self._queue[0]
+            names: set[object] = {*decision.numbers, *decision.uniques}
+            kind = _kind(decision)
             # A key may stand for a number that is named as well: those wait for each other.
-            if some and (names & named or _kind(asked) != _kind(some[0]) or _kind(asked) == BOTH):
+            if decisions and (names & named or kind != _kind(decisions[0]) or kind == BOTH):
                 break
-            if some and len(named) + len(names) > NAMES_MAX:
+            if decisions and len(named) + len(names) > NAMES_MAX:
                 break
             named |= names
-            some.append(self._asked.pop(0))
-        return some
+            decisions.append(self._queue.pop(0))
+        return decisions
 
-    async def _decide(self, some: list[_Asked]) -> None:
-        numbers = [number for asked in some for number in asked.numbers]
-        uniques = [unique for asked in some for unique in asked.uniques]
+    async def _decide(self, decisions: list[_Decision]) -> None:
+        numbers = [number for decision in decisions for number in decision.numbers]
+        uniques = [unique for decision in decisions for unique in decision.uniques]
         places = await self._scheduling.files.look_up(numbers, uniques)
-        waits: list[asyncio.Future[None]] = []
-        for asked in some:
-            # What one of them meets is told to that one: others may be on their way to the disk.
+        commits: list[asyncio.Future[None]] = []
+        failure: Exception | None = None
+        for decision in decisions:
             try:
-                waits.append(await self._decide_one(asked, places))
+                commits.append(await self._decide_one(decision, places))
             except (OnwardError, OSError) as error:
-                self._refuse(asked, _told(error))
-        for wait in waits:
-            await wait
+                # It concerns this decision only: others may be on their way to the disk.
+                self._refuse(decision, error)
+            except Exception as error:  # noqa: BLE001  (raised again below)
+                failure = error
+                break
+        # Also after a failure: the lock is held until everything that was begun is durable.
+        for commit in commits:
+            await commit
+        if failure is not None:
+            raise failure
 
-    async def _decide_one(self, asked: _Asked, places: Places) -> asyncio.Future[None]:
-        if asked.publish is not None:
-            return self._decide_publish(asked, places.by_unique)
-        found = self.found(asked.numbers, asked.uniques, places)
-        if asked.at_ms is None:
-            return self._cancel(asked, found)
-        return await self._move(asked, found)
+    async def _decide_one(self, decision: _Decision, places: Places) -> asyncio.Future[None]:
+        if decision.publish is not None:
+            return self._decide_publish(decision, places.by_unique)
+        found = self.found(decision.numbers, decision.uniques, places)
+        if decision.at_ms is None:
+            return self._cancel(decision, found)
+        return await self._move(decision, found)
 
     def found(self, numbers: list[int], uniques: list[str], places: Places) -> list[Found]:
         """Return what became of numbers and business keys; who calls holds the lock."""
@@ -168,7 +207,7 @@ class Deciding:
         found = [
             self._found(number, places.by_number.get(number))
             if number < places.number_end
-            else Found("unknown", number)
+            else Found("not_found", number)
             for number in numbers
         ]
         return found + [self._found_unique(places.by_unique.get(one)) for one in uniques]
@@ -181,7 +220,7 @@ class Deciding:
             return Found("replaced", number)
         topic = self._broker.catalogue.by_name.get(SCHEDULE_TOPIC)
         if topic is None or not 0 <= number < topic.next_offset:
-            return Found("unknown", number)
+            return Found("not_found", number)
         if place is None:
             # It is in no part any more: it has fired, and was left out since.
             return Found("fired", number)
@@ -190,47 +229,44 @@ class Deciding:
         return Found("waiting", number, place.at_ms, place.topic)
 
     def _found_unique(self, place: Waiting | None) -> Found:
-        return Found("unknown", -1) if place is None else self._found(place.number, place)
+        return Found("not_found", -1) if place is None else self._found(place.number, place)
 
-    def _cancel(self, asked: _Asked, found: list[Found]) -> asyncio.Future[None]:
+    def _cancel(self, decision: _Decision, found: list[Found]) -> asyncio.Future[None]:
         waiting = [one.number for one in found if one.state == "waiting"]
-
-        def done(error: OnwardError | None) -> None:
-            asked.answer(found, error)
-
         if not waiting:
-            done(None)
-            return on_loop(lambda told: told(None))
-        row = self._intake.cancelled_row(waiting, cause=asked.cause)
+            decision.end(found)
+            return future_of(lambda done: done(None))
+        row = self._intake.cancelled_row(waiting, cause=decision.cause)
 
-        def begin(told: Callable[[OnwardError | None], None]) -> None:
-            def both(error: OnwardError | None) -> None:
-                done(error)
-                if error is None and asked.cause != CHANGED:
+        def begin(done: Done) -> None:
+            def stored(error: OnwardError | None) -> None:
+                decision.end(found, error)
+                if error is None and decision.cause != CHANGED:
                     self.recurring.cancelled(waiting)
-                told(None)
+                done(None)
 
-            self._broker.consuming.record([row], both)
+            self._broker.consuming.record([row], stored)
 
-        return on_loop(begin)
+        return future_of(begin)
 
-    async def _move(self, asked: _Asked, found: list[Found]) -> asyncio.Future[None]:
+    async def _move(self, decision: _Decision, found: list[Found]) -> asyncio.Future[None]:
         (one,) = found
         if one.state != "waiting":
-            asked.answer(found, None)
-            return on_loop(lambda told: told(None))
+            decision.end(found)
+            return future_of(lambda done: done(None))
+        self._broker.policy.require(decision.principal, "write", "topic", one.topic)
         record = await self._scheduling.files.record(one.number)
-        assert asked.at_ms is not None
-        at_ms = asked.at_ms
+        assert decision.at_ms is not None
+        at_ms = decision.at_ms
 
-        def begin(told: Callable[[OnwardError | None], None]) -> None:
+        def begin(done: Done) -> None:
             def stored(number: int, error: OnwardError | None) -> None:
-                asked.answer([Found("waiting", number, at_ms, record.topic)], error)
-                told(None)
+                decision.end([Found("waiting", number, at_ms, record.topic)], error)
+                done(None)
 
             self.publish_inside(record, due_at_ms=at_ms, replaces=one.number, done=stored)
 
-        return on_loop(begin)
+        return future_of(begin)
 
     def publish_inside(
         self, record: Record, *, due_at_ms: int, replaces: int | None,
@@ -259,30 +295,36 @@ class Deciding:
 
     # --- publishes under business keys -------------------------------------------------------
 
-    def _decide_publish(self, asked: _Asked, waiting: dict[str, Waiting]) -> asyncio.Future[None]:
-        assert asked.publish is not None
-        assert asked.accepted is not None
-        accepted, publish = asked.accepted, asked.publish
-        try:
-            replaces = self._replaces(accepted, waiting)
-        except OnwardError as error:
-            self._refuse(asked, error)
-            return on_loop(lambda told: told(None))
+    def _decide_publish(
+        self, decision: _Decision, waiting: dict[str, Waiting]
+    ) -> asyncio.Future[None]:
+        assert decision.publish is not None
+        assert decision.accepted is not None
+        accepted, publish = decision.accepted, decision.publish
+        replaces = self._replaces(accepted, waiting, decision.principal)
         batch = publish[2]
         if accepted.replaces is not None:
             accepted.replaces = replaces
             packed = _with_replaces(batch, replaces)
             publish[0].unanswered_bytes += len(packed) - len(batch)
-            publish = asked.publish = (*publish[:2], packed, *publish[3:])
+            publish = decision.publish = (*publish[:2], packed, *publish[3:])
         self._intake.accept(publish, accepted)
-        # What is stored is known when the commit is done: the round waits for a row of its own.
-        return on_loop(lambda told: self._broker.publishing.record(list, done=lambda _: told(None)))
+        decision.end([])
+        # The rows wait once the commit is done: the round waits for an empty record of that commit.
+        return future_of(
+            lambda done: self._broker.publishing.record(list, done=lambda _: done(None))
+        )
 
-    def _replaces(self, accepted: Accepted, waiting: dict[str, Waiting]) -> list[int | None]:
-        """Return what each row takes the place of; raise when a key waits and must not be."""
+    def _replaces(
+        self, accepted: Accepted, waiting: dict[str, Waiting], principal: str
+    ) -> list[int | None]:
+        """Return the number that each row replaces; raise if a key waits and is not replaced.
+
+        A message is replaced only by a principal that may write the topic of that message, too.
+        """
         replaces: list[int | None] = []
-        asked = accepted.replaces or [None] * len(accepted.due_at_ms)
-        for unique, wish in zip(accepted.uniques or (), asked, strict=True):
+        wishes = accepted.replaces or [None] * len(accepted.due_at_ms)
+        for unique, wish in zip(accepted.uniques or (), wishes, strict=True):
             place = waiting.get(unique) if unique is not None else None
             found = None if place is None else self._found(place.number, place)
             if found is None or found.state != "waiting":
@@ -293,28 +335,33 @@ class Deciding:
                     f"(schedule id {found.number}); replace=True takes its place"
                 )
             else:
+                self._broker.policy.require(principal, "write", "topic", found.topic)
                 replaces.append(found.number)
         return replaces
 
-    def _refuse(self, asked: _Asked, error: OnwardError) -> None:
-        if asked.publish is not None:
-            self._broker.publishing.reject(asked.publish, error)
-        else:
-            asked.answer([], error)
+    def _refuse(self, decision: _Decision, error: Exception) -> None:
+        """Answer with an error, unless that was answered before."""
+        refusal = error if isinstance(error, OnwardError) else Unavailable(str(error))
+        if decision.publish is None:
+            decision.end([], refusal)
+        elif not decision.outcome.done():
+            decision.end([])
+            self._broker.publishing.reject(decision.publish, refusal)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._round = None
         if task.cancelled():
             return
-        if (error := task.exception()) is not None:
+        decisions = [*self._in_round, *self._queue]
+        self._in_round, self._queue = [], []
+        error = task.exception()
+        if error is not None:
             logger.error("deciding failed", exc_info=error)
-            asked, self._asked = self._asked, []
-            for one in asked:
-                self._refuse(one, InvalidRequest(f"deciding failed: {error}"))
-        elif self._asked:
-            asked, self._asked = self._asked, []
-            for one in asked:
-                self._ask(one)
+        for decision in decisions:
+            if error is None:
+                self._add(decision)
+            else:
+                self._refuse(decision, Unavailable(f"deciding failed: {error}"))
 
     def abandon(self) -> None:
         """Decide nothing more: the broker has failed."""
@@ -326,18 +373,14 @@ class Deciding:
         if self._round is not None:
             self._round.cancel()
             await asyncio.wait([self._round])
-        asked, self._asked = self._asked, []
-        for one in asked:
-            self._refuse(one, Stopping("the broker is stopping"))
+        decisions, self._queue = self._queue, []
+        for decision in decisions:
+            self._refuse(decision, Stopping("the broker is stopping"))
 
 
-def _kind(asked: _Asked) -> tuple[bool, bool]:
-    """Tell whether numbers are named, and whether business keys are."""
-    return bool(asked.numbers), bool(asked.uniques)
-
-
-def _told(error: OnwardError | OSError) -> OnwardError:
-    return error if isinstance(error, OnwardError) else Unavailable(str(error))
+def _kind(decision: _Decision) -> tuple[bool, bool]:
+    """Return whether numbers are named, and whether business keys are."""
+    return bool(decision.numbers), bool(decision.uniques)
 
 
 def _with_replaces(packed: Buffer, replaces: list[int | None]) -> bytes:

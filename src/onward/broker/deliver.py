@@ -25,6 +25,7 @@ from msgspec import UnsetType
 
 from onward.broker.catalogue import Catalogue, Topic
 from onward.broker.group_ranges import outside
+from onward.broker.write_gate import WriteGate
 from onward.clock import Clock
 from onward.errors import (
     Corruption,
@@ -37,8 +38,9 @@ from onward.errors import (
     Unavailable,
 )
 from onward.log.disk import Buffer
-from onward.log.log import Log, Span
+from onward.log.log import Log
 from onward.log.segment import Segment
+from onward.log.span import Span
 from onward.message.relative import resolve_ms
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import End, Read, Start, encode_json
@@ -91,12 +93,13 @@ class Delivering:
     """All open READs of a broker."""
 
     def __init__(
-        self, *, log: Log, catalogue: Catalogue, in_thread: InThread, clock: Clock,
+        self, *, log: Log, catalogue: Catalogue, gate: WriteGate, in_thread: InThread, clock: Clock,
         create_on_use: Callable[[str, Callable[[OnwardError | None], None]], Topic],
     ) -> None:  # fmt: skip
         self._create_on_use = create_on_use
         self._log = log
         self._catalogue = catalogue
+        self._gate = gate
         self._in_thread = in_thread
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -135,10 +138,11 @@ class Delivering:
         self._step_soon(reading)
 
     def _find(self, session: Session, request_id: int, read: Read) -> Topic:
-        """Return the topic; one that is waited for comes into being, as by a publish."""
+        """Return the topic; a leader creates one that is waited for, as by a publish."""
         if not isinstance(read.number, UnsetType):
             return self._find_again(read.topic, read.number)
-        if not read.follow or read.topic in self._catalogue.by_name:
+        creates = read.follow and self._gate.is_leading
+        if not creates or read.topic in self._catalogue.by_name:
             return self._catalogue.find_readable(read.topic)
 
         def done(error: OnwardError | None) -> None:
@@ -212,8 +216,22 @@ class Delivering:
         """Return how many READs of this topic wait for new messages."""
         return len(topic.waiting or ())
 
+    def lead(self) -> None:
+        """End the sessions that read on behind the end of a topic: what they read is lost.
+
+        A new history begins here, and WELCOME says after which event.
+        """
+        for session, readings in list(self._open.items()):
+            if any(one.next_offset > one.topic.next_offset for one in readings.values()):
+                session.goodbye(Unavailable("another history begins here"))
+
     def _first_of(self, topic: Topic, read: Read) -> int:
         start = read.start
+        if isinstance(start, Start) and start.offset is not None:
+            # A reader that goes on here may have read more from the leader of this node.
+            is_continued = not isinstance(read.number, UnsetType) and not self._gate.is_leading
+            if is_continued and start.offset > topic.next_offset:
+                return start.offset
         if read.kept is True and isinstance(start, Start) and start.offset is not None:
             return self._checked(topic, start.offset, first_offset=0)
         return self.start_offset(topic, start)

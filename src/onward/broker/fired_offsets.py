@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.catalogue import Topic
     from onward.broker.deciding import Found
-    from onward.log.log import Span
     from onward.log.segment import Segment
+    from onward.log.span import Span
 
 HEAD_BYTES = 4_096
 """So much is read at a time; the head of a batch has less."""

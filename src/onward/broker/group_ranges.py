@@ -26,12 +26,10 @@ from onward.errors import InvalidRequest, OffsetOutOfRange
 if TYPE_CHECKING:
     from onward.broker.catalogue import Topic
 
-RANGES_MAX = 10_000
 ROW_RANGES_MAX = 1_000
 """A row of the trace has at most so many ranges; a move that has more is several rows."""
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-GivenRanges = Annotated[list[tuple[Offset, Offset]], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 def clipped(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onward.broker.replies import Done
+from onward.broker.futures import Done
 from onward.delivery.record import GroupRecord
 from onward.errors import AlreadyExists, OnwardError, UnknownGroup
 
@@ -71,7 +71,7 @@ class GroupRecords:
 
     def change(self, record: GroupRecord, done: Done) -> None:
         """Make a record durable: create, change or delete its group."""
-        self._broker.check_writable(even_when_full=True)
+        self._broker.gate.check(even_when_full=True)
 
         def settle(error: OnwardError | None) -> None:
             if self._staged.get(record.name) is record:

@@ -16,8 +16,9 @@ from onward.delivery.ranges import Range, Ranges, count_of, without
 from onward.delivery.trace import Trace, short_cause
 from onward.errors import Corruption, OnwardError
 from onward.log.disk import Buffer
-from onward.log.log import Log, Span
+from onward.log.log import Log
 from onward.log.segment import Segment
+from onward.log.span import Span
 from onward.message.cut import Cutter
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from onward.broker.broadcast import offsets_in
 from onward.broker.carry_over import CarryOver, resolve
@@ -138,11 +138,14 @@ class Housekeeping:
         """Do what must not be late; `late_ms` is by how much it is all the same."""
         now_ms = self._broker.clock.monotonic_ms()
         self._broker.now_monotonic_ms = now_ms
-        self._end_expired()
-        self._broker.consuming.tick()
-        is_late = late_ms >= LATE_MS_MIN
-        self._broker.consuming.idle_groups.tick(now_ms, late_ms=late_ms if is_late else 0)
+        if self._broker.gate.is_leading:
+            self._end_expired()
+            self._broker.consuming.tick()
+            is_late = late_ms >= LATE_MS_MIN
+            self._broker.consuming.idle_groups.tick(now_ms, late_ms=late_ms if is_late else 0)
         self._broker.session_events.tick(now_ms=now_ms)
+        self._broker.followers.tick()
+        self._broker.snapshots.tick(now_ms)
         if late_ms >= LATE_MS_MIN:
             self._forgive(late_ms, now_ms)
         self._drop_silent(now_ms)
@@ -155,7 +158,9 @@ class Housekeeping:
         now_ms = self._broker.clock.monotonic_ms()
         await self._try("sealing segments", self._seal)
         await self._try("preparing a segment", self._prepare)
-        await self._try("ending idle topics", self._broker.idle_topics.tidy)
+        if self._broker.gate.is_leading:
+            await self._try("ending idle topics", self._broker.idle_topics.tidy)
+            await self._try("ending the mark of a follower", self.end_following)
         if self._checkpoint_is_due():
             await self._try("a checkpoint", self.checkpoint)
         if self._wants_retention or now_ms - self._retained_at_ms >= RETENTION_EVERY_MS:
@@ -243,11 +248,11 @@ class Housekeeping:
         self.check_folder()
         free = self._log.disk.free_bytes(self._log.folder)
         kept = self._log.limits.disk_reserve_bytes
-        publishing = self._broker.publishing
-        self._say_full(publishing.disk_is_full, free)
+        gate = self._broker.gate
+        self._say_full(gate.disk_is_full, free)
         # Once full, it has space again when there is clearly more: else it would turn to and fro.
-        full = free < kept + (max(kept // 8, 1 << 20) if publishing.disk_is_full else 0)
-        publishing.disk_is_full = full
+        full = free < kept + (max(kept // 8, 1 << 20) if gate.disk_is_full else 0)
+        gate.disk_is_full = full
         self._say_full(full, free)
         if full:
             self._wants_retention = True
@@ -299,7 +304,24 @@ class Housekeeping:
         async with self._checkpointing:
             await self._checkpoint(copies=copies)
 
-    async def _checkpoint(self, *, copies: int) -> None:
+    async def freeze(self, open_files: Callable[[Checkpoint, list[Segment]], T]) -> T:
+        """Write a checkpoint and open its files in a thread, before any of them can be removed."""
+        async with self._retaining, self._checkpointing:
+            checkpoint = await self._checkpoint(copies=1)
+            segments = [one for one in self._log.segments if one.first_index <= checkpoint.segment]
+            files = await self._in_thread(lambda: open_files(checkpoint, segments))
+            return cast(T, files)
+
+    async def end_following(self) -> None:
+        """Write a checkpoint and forget that entries were copied from another node.
+
+        What they claim about another disk does not matter below a checkpoint.
+        """
+        if self._log.is_followed:
+            await self.checkpoint()
+            await self._in_thread(self._log.end_following)
+
+    async def _checkpoint(self, *, copies: int) -> Checkpoint:
         log, tail = self._log, self._log.tail
         if tail.new.count:
             tail.freeze_rows()
@@ -308,7 +330,7 @@ class Housekeeping:
         checkpoint = Checkpoint(
             last_index=log.next_index - 1, last_crc=log.last_crc, last_time_ms=tail.last_time_ms,
             term=log.term, segment=tail.first_index, position=tail.bytes,
-            runs=names, state=self._broker.save(),
+            runs=names, state=self._broker.state.save(),
         )  # fmt: skip
         await self._in_thread(lambda: _sync(tail))
         if self._broker.failure is not None:
@@ -329,6 +351,7 @@ class Housekeeping:
         self._wants_checkpoint = False
         self._checkpoint_bytes = log.bytes
         self.checkpoint_count += 1
+        return checkpoint
 
     # --- retention ---------------------------------------------------------------------------
 
@@ -340,21 +363,59 @@ class Housekeeping:
     async def _retain_once(self) -> None:
         is_wanted, self._wants_retention = self._wants_retention, False
         try:
-            keeps = await self._keeps()
-            await self._give_back(keeps, is_wanted=is_wanted)
-            await self._broker.undelivered.look(
-                self._sealed(), keeps, self._unfinished,
-                is_dead=self._is_dead, is_needed=self._is_needed,
-            )  # fmt: skip
+            if self._broker.gate.is_leading:
+                await self._retain_as_leader(is_wanted=is_wanted)
+            else:
+                await self._drop_dead()
         except BaseException:
             self._wants_retention = True
             raise
         self._retained_at_ms = self._broker.clock.monotonic_ms()
 
+    async def _retain_as_leader(self, *, is_wanted: bool) -> None:
+        keeps = await self._keeps()
+        await self._give_back(keeps, is_wanted=is_wanted)
+        await self._broker.undelivered.look(
+            self._sealed(), keeps, self._unfinished,
+            is_dead=self._is_dead, is_needed=self._is_needed,
+        )  # fmt: skip
+
+    async def _drop_dead(self) -> None:
+        """Drop the oldest segments of a follower that hold nothing any more.
+
+        What may go is decided by the leader: its entries have moved the first offsets, and carried
+        on what groups still need.
+        """
+        dead = list(takewhile(self._is_all_dead, self._sealed()))
+        if dead:
+            await self.checkpoint(copies=2)
+            self._log.drop(dead)
+            await self._in_thread(lambda: self._log.remove_files(dead))
+            logger.info("segments dropped: %d", len(dead))
+
+    def _is_all_dead(self, segment: Segment) -> bool:
+        carried = self._log.carried.by_topic.values()
+        holds_carried = any(
+            segment.first_index <= row.index < segment.next_index
+            for rows in carried
+            for row in rows
+        )
+        own = (one for one in segment.summaries() if one.topic < CARRIED_TOPIC)
+        return not holds_carried and all(map(self._is_dead, own))
+
     def _sealed(self) -> list[Segment]:
-        """Return the segments up to one that could not be sealed: a log never has a hole."""
-        segments = self._log.segments[:-1]
-        return list(takewhile(lambda segment: segment.sealed is not None, segments))
+        """Return the segments that retention may look at.
+
+        Up to one that could not be sealed, as a log never has a hole; and only what the replicas
+        have that retention waits for.
+        """
+        last = self._broker.followers.dropped_up_to(self._broker.snapshots.event_ids)
+        return list(
+            takewhile(
+                lambda segment: segment.sealed is not None and segment.next_index - 1 <= last,
+                self._log.segments[:-1],
+            )
+        )
 
     async def _give_back(self, keeps: dict[int, Keep], *, is_wanted: bool) -> None:
         log, sealed = self._log, self._sealed()

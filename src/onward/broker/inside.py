@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onward.broker.permissions import BROKER
 from onward.errors import OnwardError
-from onward.protocol.payloads import RECEIPT
+from onward.protocol.payloads import RECEIPT, Hello
 
 Receipt = Callable[[int, OnwardError | None], None]
 """Called once: with the first offset, or with why nothing was stored."""
@@ -19,10 +20,14 @@ class Inside:
     """Takes the receipts of publishes that come from inside."""
 
     is_paused = False
+    is_closed = False
+    principal = BROKER
+    hello: Hello | None = None
 
     def __init__(self) -> None:
         self.unanswered_bytes = 0
         self.repeats_waiting = 0
+        self.held_sequences: dict[int, int] = {}
         self._waiting: dict[int, Receipt] = {}
         self._next_id = 1
 
@@ -44,3 +49,6 @@ class Inside:
 
     def keep_reading(self) -> None:
         """Nothing is read from here."""
+
+    def note_plain(self) -> None:
+        """Nothing of this takes the fast path."""

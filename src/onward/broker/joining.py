@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from onward.broker.broadcast import with_places, with_tasks
 from onward.broker.crew import Crew, Member
+from onward.broker.futures import future_of
 from onward.broker.outcomes import Done
 from onward.delivery.change_command import change_command
 from onward.delivery.group import Group
@@ -34,7 +35,7 @@ from onward.errors import (
     UnknownGroup,
 )
 from onward.message.names import check_group_name, check_member_name, check_topic_name
-from onward.protocol.deliveries import Consume, Joined, decode_consume
+from onward.protocol.deliveries import Consume, Joined
 from onward.protocol.frames import Kind
 from onward.protocol.payloads import encode_json
 
@@ -60,9 +61,9 @@ class Joining:
         self._gates: dict[str, _Gate] = {}
         self._serial = 0
 
-    def open(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        """Take one CONSUME; raises what can be said at once."""
-        consume = decode_consume(payload)
+    def open(self, session: Session, request_id: int, consume: Consume) -> None:
+        """Begin to join a member whose CONSUME is permitted; raise if the request is invalid."""
+        self._broker.gate.check_leading()
         wish = self._checked(session, request_id, consume)
         join = self._join(session, request_id, consume, wish)
         task = asyncio.get_running_loop().create_task(join)
@@ -149,16 +150,16 @@ class Joining:
         gate.users += 1
         try:
             async with gate.lock:
-                await on_loop(lambda done: records.when_formed(consume.group, done))
+                await future_of(lambda done: records.when_formed(consume.group, done))
                 formed = self._form(consume.group)
                 try:
-                    group = await self._group(consume, wish)
-                    self._check_place(group, consume)
+                    group = await self._group(session, consume, wish)
+                    self._check_place(session, group, consume)
                     await self._begin(group, self._topics(group, consume))
                 finally:
                     formed(None)
                 group = self._consuming.find(consume.group)
-                self._check_place(group, consume)
+                self._check_place(session, group, consume)
                 self._enter(session, request_id, consume, group)
         finally:
             gate.users -= 1
@@ -171,7 +172,7 @@ class Joining:
             return _nothing_hidden
         return self._consuming.records.form(name)
 
-    async def _group(self, consume: Consume, wish: GroupWish) -> Group:
+    async def _group(self, session: Session, consume: Consume, wish: GroupWish) -> Group:
         """Return the group, with all of the topics; create or change it if need be."""
         if not (consume.create and consume.topics):
             self._consuming.find(consume.group)
@@ -182,7 +183,7 @@ class Joining:
             await self._change(self._new_record(consume, wish))
             return self._consuming.find(consume.group)
         if consume.if_differs != "keep" and (differs := wish.differs(record)):
-            record = self._applied(wish, record, differs, consume)
+            record = self._applied(session, wish, record, differs, consume)
         missing = tuple(one for one in consume.topics if one not in record.topics)
         if missing:
             record = msgspec.structs.replace(record, topics=(*record.topics, *missing)).check()
@@ -193,7 +194,12 @@ class Joining:
         return self._consuming.find(consume.group)
 
     def _applied(
-        self, wish: GroupWish, record: GroupRecord, differs: str, consume: Consume
+        self,
+        session: Session,
+        wish: GroupWish,
+        record: GroupRecord,
+        differs: str,
+        consume: Consume,
     ) -> GroupRecord:
         """Return the record with the settings that a member brings, if they are to be applied."""
         if consume.if_differs == "refuse":
@@ -202,6 +208,7 @@ class Joining:
                 f"{differs}: run `{command}`, or join with apply=True, or without these settings",
                 command=command,
             )
+        self._broker.policy.require(session.principal, "manage", "group", record.name)
         changed = wish.changed(record)
         if changed.mode != record.mode and self._consuming.members_of(record.name):
             raise Conflict(f"group {record.name!r} has members: its mode changes when it has none")
@@ -213,8 +220,13 @@ class Joining:
             raise UnknownGroup(f"group {consume.group!r} does not exist")
         if len(self._consuming.groups.by_name) >= GROUPS_MAX:
             raise Overloaded(f"there are {GROUPS_MAX} groups already")
-        self._broker.check_writable()
+        self._broker.gate.check()
         return wish.new_record(consume.group, consume.topics, self._broker.clock.now_ms())
+
+    def check_topics(self, session: Session, topics: Iterable[str]) -> None:
+        """Raise `Forbidden` if a member without topics of its own may not read the group's."""
+        for name in topics:
+            self._broker.policy.require(session.principal, "read", "topic", name)
 
     def _topics(self, group: Group, consume: Consume) -> tuple[str, ...]:
         """Return the topics that a member gets: as named, else those of the group that exist."""
@@ -231,22 +243,24 @@ class Joining:
         catalogue, publishing = self._broker.catalogue, self._broker.publishing
         if name in catalogue.by_name:
             topic = catalogue.find_readable(name)
-            await on_loop(lambda done: publishing.when_created(topic, done))
+            await future_of(lambda done: publishing.when_created(topic, done))
         else:
-            await on_loop(lambda done: publishing.create_on_use(name, done))
+            await future_of(lambda done: publishing.create_on_use(name, done))
 
     async def _change(self, record: GroupRecord) -> None:
-        await on_loop(lambda done: self._consuming.records.change(record, done))
+        await future_of(lambda done: self._consuming.records.change(record, done))
 
     async def _begin(self, group: Group, topics: tuple[str, ...]) -> None:
         for topic in topics:
             if group.record.mode != "broadcast":
-                await on_loop(
+                await future_of(
                     lambda done: self._consuming.begin_share(group, topic, done)  # noqa: B023
                 )
 
-    def _check_place(self, group: Group, consume: Consume) -> None:
+    def _check_place(self, session: Session, group: Group, consume: Consume) -> None:
         record = group.record
+        if not consume.topics:
+            self.check_topics(session, record.topics)
         self._broker.group_holds.check_free(record.name)
         if consume.member in record.offline:
             raise Forbidden(
@@ -286,7 +300,7 @@ class Joining:
 
     def _with_claims(self, welcome: Joined, member: Member, consume: Consume) -> Joined:
         claimed = self._consuming.reclaims.claim(member, consume)
-        self._consuming.set_alarm(member.crew)
+        self._consuming.alarms.set(member.crew)
         return msgspec.structs.replace(
             welcome, state=member.state, claimed=tuple(claimed.claimed),
             finished=tuple(claimed.finished),
@@ -315,24 +329,3 @@ class _Gate:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.users = 0
-
-
-def on_loop(begin: Callable[[Done], object]) -> asyncio.Future[None]:
-    """Return a future for something that tells its end by a call.
-
-    >>> async def main() -> None:
-    ...     await on_loop(lambda done: done(None))
-    >>> asyncio.run(main())
-    """
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(error: OnwardError | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    begin(done)
-    return future

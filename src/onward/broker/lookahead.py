@@ -25,8 +25,9 @@ from onward.delivery.record import GroupRecord
 from onward.errors import Corruption, ProtocolError
 from onward.log.disk import Buffer
 from onward.log.index import Row
-from onward.log.log import Log, Span
+from onward.log.log import Log
 from onward.log.segment import Segment
+from onward.log.span import Span
 from onward.message.batch import RAW_BYTES_MAX, Batch, batches_of, decode_batch
 from onward.message.entry import Entry, entry_heads
 

@@ -53,12 +53,12 @@ class Outcomes:
         self,
         publishing: Publishing,
         *,
-        fold: Callable[[list[Trace]], None],
+        apply: Callable[[Trace], None],
         give_back: Callable[[list[Trace]], None],
         now_ms: Callable[[], int],
     ) -> None:
         self._publishing = publishing
-        self._fold = fold
+        self._apply = apply
         self._give_back = give_back
         self._now_ms = now_ms
         self._gathered: _Gathered | None = None
@@ -106,7 +106,8 @@ class Outcomes:
 
     def _settle(self, gathered: _Gathered, error: OnwardError | None) -> None:
         if error is None:
-            self._fold(gathered.rows)
+            for row in gathered.rows:
+                self._apply(row)
         else:
             self._seal(gathered)
             self._give_back(gathered.rows)

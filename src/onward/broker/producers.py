@@ -100,7 +100,7 @@ class Producers:
         window[slot + 1] = offset
         window[slot + 2] = event_id
 
-    def apply(self, entry: Entry, body: memoryview) -> None:
+    def apply(self, entry: Entry, body: memoryview | bytes) -> None:
         """Fold one entry."""
         if entry.kind != Kind.MESSAGES:
             return

@@ -14,20 +14,24 @@ reached. When the disk is full, nothing was done, and the answer says so.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from onward.broker.catalogue import Catalogue, Topic, TopicRecord
+from onward.broker.catalogue import Topic, TopicRecord
 from onward.broker.changes import Changes
 from onward.broker.collected import Change, Collected, Staged, in_batches
 from onward.broker.commit import Commit, Done
-from onward.broker.producers import UNDER_WAY, WINDOW, WINDOW_HEAD, Producers
-from onward.broker.publishers import Publishers
+from onward.broker.permissions import Policy
+from onward.broker.producers import UNDER_WAY, WINDOW, WINDOW_HEAD
+from onward.broker.requester import Requester
 from onward.broker.routes import Routes
+from onward.broker.state import State
+from onward.broker.write_gate import WriteGate
 from onward.clock import Clock
-from onward.delivery.trace import encode_rows
+from onward.delivery.trace import Trace, encode_rows
 from onward.errors import (
     DiskFull,
     Forbidden,
@@ -36,7 +40,6 @@ from onward.errors import (
     OnwardError,
     Overloaded,
     ProtocolError,
-    Stopping,
     TopicEnded,
     UnknownTopic,
 )
@@ -44,7 +47,7 @@ from onward.log.disk import Buffer
 from onward.log.log import Log, Write
 from onward.message.batch import BatchHeader, check_batch, encode_batch, largest_body_bytes
 from onward.message.entry import Draft, Entry, Kind
-from onward.message.names import SINK_PREFIX, check_topic_name
+from onward.message.names import SINK_PREFIX, TRACE_TOPIC, check_topic_name
 from onward.protocol.payloads import (
     RECEIPT,
     RECEIPT_FRONT,
@@ -58,7 +61,6 @@ from onward.settings import Settings
 if TYPE_CHECKING:
     from onward.broker.inside import Inside, Receipt
     from onward.broker.scheduling import Scheduling
-    from onward.broker.session import Session
 
 RETRY_AFTER_MS: Final = 100
 CROWD_WAIT_S: Final = 0.002
@@ -69,12 +71,11 @@ CROWD_BYTES_MAX: Final = 256 << 10
 COPIED_BYTES_MAX: Final = 2_048
 # So many producers of one connection keep their order while they are refused.
 HELD_MAX: Final = 64
-TRACE_TOPIC: Final = "@trace"
 _DISK: Final = int(Durability.DISK)
 
 
-Publish = tuple["Session | Inside", int, Buffer, int, int, int, int]
-"""A batch on its way: session, request id, batch, count, producer id, sequence, durability asked.
+Publish = tuple[Requester, int, Buffer, int, int, int, int]
+"""A batch on its way: requester, request id, batch, count, producer id, sequence, durability asked.
 
 A plain tuple: one is made for each frame, and it is the cheapest thing that holds seven values.
 """
@@ -84,15 +85,17 @@ class Publishing(Changes):
     """Takes publishes and changes of topics, and makes them durable."""
 
     def __init__(
-        self, *, log: Log, catalogue: Catalogue, producers: Producers, commit: Commit,
-        settings: Settings, clock: Clock, wake: Callable[[Topic], None],
-        fail: Callable[[Exception], None], publishers: Publishers,
+        self, *, log: Log, state: State, commit: Commit, gate: WriteGate, settings: Settings,
+        clock: Clock, wake: Callable[[Topic], None], fail: Callable[[Exception], None],
+        policy: Policy,
     ) -> None:  # fmt: skip
         self._log = log
-        self._catalogue = catalogue
-        self._producers = producers
-        self._publishers = publishers
+        self._state = state
+        self._catalogue = state.catalogue
+        self._producers = state.producers
+        self._publishers = state.publishers
         self._commit_seam = commit
+        self.gate = gate
         self._settings = settings
         self._clock = clock
         self._wake = wake
@@ -102,23 +105,25 @@ class Publishing(Changes):
         self.connection_bytes_max = settings.server.connection_bytes_max
         self._inflight_bytes_max = settings.server.inflight_bytes_max
         default = Durability[settings.log.durability.upper()]
-        self.routes = Routes(catalogue, default=default)
+        self.routes = Routes(state.catalogue, default=default, policy=policy)
         self._crowd = 0
         """How many publishes waited for the last commit or for the next when it ended."""
         self._collected = Collected()
-        self._under_way: Collected | None = None
+        self._in_flight: deque[Collected] = deque()
+        """What was handed to the commit and is not done, in order."""
+        self._is_failing = False
+        """A commit was refused: those behind it will be, too, and the next one waits for that."""
         self._is_due = False
         self._wait: asyncio.TimerHandle | None = None
-        self._waiters: dict[tuple[int, int], list[tuple[Session, int]]] = {}
+        self._waiters: dict[tuple[int, int], list[tuple[Requester, int]]] = {}
         """Who sent a batch again while it was under way, by producer id and sequence."""
         self._creating: dict[Topic, list[Callable[[OnwardError | None], None]]] = {}
         """Who waits until a topic is durable, or is told that it will not be."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.inflight_bytes = 0
-        self.disk_is_full = False
-        self.is_stopping = False
-        self._is_closed = False
+        self.on_committed: Callable[[], None] | None = None
+        """Called after each commit, for those who follow the log as a whole."""
         self.published_count = 0
         self.commit_count = 0
         self.time_ms_min = 0
@@ -127,10 +132,10 @@ class Publishing(Changes):
 
     # --- accept ------------------------------------------------------------------------------
 
-    def publish(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        """Take one PUBLISH frame; its answer goes to the session when it is durable."""
+    def publish(self, requester: Requester, request_id: int, payload: bytes | bytearray) -> None:
+        """Handle one PUBLISH frame. The receipt is sent once the batch is durable."""
         try:
-            topic, durability, start = self.routes.find(payload)
+            topic, durability, start = self.routes.find(requester.principal, payload)
             header = check_batch(payload, start)
             producer_id, sequence = header.producer_id, header.sequence
             if producer_id == FIRED:
@@ -138,44 +143,44 @@ class Publishing(Changes):
             if producer_id:
                 stored = self._producers.find(producer_id, sequence)
                 if stored is not None:
-                    self._repeat(session, request_id, producer_id, sequence, stored)
+                    self._repeat(requester, request_id, producer_id, sequence, stored)
                     return
-            if self.is_stopping or self.disk_is_full:
-                raise self._unavailable()
+            if not self.gate.is_open:
+                self.gate.check()
             limit = topic.message_bytes_max or self.message_bytes_max
             if header.raw_bytes > limit or header.length != len(payload) - start:
                 self._check_size(topic, payload, start, header)
-            if self.inflight_bytes > self._inflight_bytes_max or session.held_sequences:
-                self._check_load(session, producer_id, sequence)
+            if self.inflight_bytes > self._inflight_bytes_max or requester.held_sequences:
+                self._check_load(requester, producer_id, sequence)
             batch = (
                 payload[start:] if len(payload) < COPIED_BYTES_MAX else memoryview(payload)[start:]
             )
             if topic.name == SCHEDULE_TOPIC:
                 assert self.scheduling is not None, "who publishes is connected to a whole broker"
-                scheduled = self.scheduling.intake.check(batch)
+                scheduled = self.scheduling.intake.check(batch, requester.principal)
                 batch = scheduled.batch
             elif not topic.number:
                 topic = self.create_on_use(topic.name, lambda error: None)
-                self.routes.keep(payload, (topic, durability, start))
+                self.routes.keep(requester.principal, payload, (topic, durability, start))
         except OnwardError as error:
-            session.refuse(request_id, error)
+            requester.refuse(request_id, error)
             return
         if producer_id:
             # Only now: what is refused must leave no trace, and push no real producer out.
             if producer_id not in self._producers.windows:
-                self._note_publisher(session, producer_id)
+                self._note_publisher(requester, producer_id)
             self._producers.begin(producer_id, sequence)
-        session.unanswered_bytes += len(batch)
-        publish = session, request_id, batch, header.count, producer_id, sequence, durability
+        requester.unanswered_bytes += len(batch)
+        publish = requester, request_id, batch, header.count, producer_id, sequence, durability
         if topic.name == SCHEDULE_TOPIC:
             assert self.scheduling is not None
             if scheduled.counted_from_ms is not None:
-                session.write(counted_from_frame(request_id, scheduled.counted_from_ms))
+                requester.write(counted_from_frame(request_id, scheduled.counted_from_ms))
             self.scheduling.intake.take(publish, scheduled)
         else:
             self.accept(topic, publish, durability)
-        if session.unanswered_bytes > self.connection_bytes_max:
-            session.keep_reading()
+        if requester.unanswered_bytes > self.connection_bytes_max:
+            requester.keep_reading()
 
     def accept(self, topic: Topic, publish: Publish, durability: int) -> None:
         """Take a publish that was checked and begun into the next commit."""
@@ -184,13 +189,13 @@ class Publishing(Changes):
 
     def reject(self, publish: Publish, error: OnwardError) -> None:
         """Answer a publish that was begun and cannot be stored."""
-        session, request_id, batch, _, producer_id, sequence, _ = publish
+        requester, request_id, batch, _, producer_id, sequence, _ = publish
         self._producers.give_up(producer_id, sequence)
         if self.scheduling is not None:
             self.scheduling.intake.forget(batch)
-        session.unanswered_bytes -= len(batch)
-        session.keep_reading()
-        session.refuse(request_id, error)
+        requester.unanswered_bytes -= len(batch)
+        requester.keep_reading()
+        requester.refuse(request_id, error)
         for waiter, waiter_id in self._waiters.pop((producer_id, sequence), ()):
             waiter.repeats_waiting -= 1
             waiter.refuse(waiter_id, error)
@@ -206,25 +211,26 @@ class Publishing(Changes):
 
     @property
     def scheduled_under_way_ms(self) -> int | None:
-        """Return the time of the scheduled messages that are on their way to the disk now."""
+        """Return the time of the oldest scheduled messages that are on their way to the disk."""
         topic = self._catalogue.by_name.get(SCHEDULE_TOPIC)
-        if self._under_way is None or topic not in self._under_way.publishes:
-            return None
-        return self._under_way.time_ms
+        times = (one.time_ms for one in self._in_flight if topic in one.publishes)
+        return next(times, None)
 
-    def _note_publisher(self, session: Session, producer_id: int) -> None:
+    def _note_publisher(self, requester: Requester, producer_id: int) -> None:
         """Let the trace say who a new producer is, with the commit of its first batch."""
-        if session.hello is None:
+        if requester.hello is None:
             return
-        row = self._publishers.note(session.hello, producer_id, now_ms=self._clock.now_ms())
+        row = self._publishers.note(requester.hello, producer_id, now_ms=self._clock.now_ms())
         if row is not None:
             bodies = encode_rows([row])
-            done = partial(self._noted, producer_id)
+            done = partial(self._noted, row)
             self._collected.rows.append((lambda: bodies, done, True))
 
-    def _noted(self, producer_id: int, error: OnwardError | None) -> None:
-        if error is not None:
-            self._publishers.forget(producer_id)
+    def _noted(self, row: Trace, error: OnwardError | None) -> None:
+        if error is None:
+            self._publishers.apply(row)
+        else:
+            self._publishers.forget(row.producer_id)
 
     def create_on_use(
         self, name: str, done: Callable[[OnwardError | None], None], *,
@@ -234,8 +240,7 @@ class Publishing(Changes):
 
         `even_beyond_count`: what was accepted when there was room for its topic is not held up.
         """
-        if self.is_stopping or self.disk_is_full:
-            raise self._unavailable()
+        self.gate.check()
         topic = self._catalogue.by_name.get(name)
         if topic is not None and topic.ending:
             raise TopicEnded(f"topic {topic.name!r} is ending")
@@ -282,27 +287,27 @@ class Publishing(Changes):
             self.check_body(topic.name, largest_body_bytes(payload, start, header))
 
     def _repeat(
-        self, session: Session, request_id: int, producer_id: int, sequence: int,
+        self, requester: Requester, request_id: int, producer_id: int, sequence: int,
         stored: tuple[int, int],
     ) -> None:  # fmt: skip
         """Answer, or let wait, a batch that came before."""
         offset, event_id = stored
         if offset == UNDER_WAY:
-            if session.repeats_waiting >= WINDOW:
+            if requester.repeats_waiting >= WINDOW:
                 raise Overloaded("too many repeats are waiting", retry_after_ms=RETRY_AFTER_MS)
-            session.repeats_waiting += 1
-            self._waiters.setdefault((producer_id, sequence), []).append((session, request_id))
+            requester.repeats_waiting += 1
+            self._waiters.setdefault((producer_id, sequence), []).append((requester, request_id))
             return
-        reached = _DISK if event_id <= self._log.synced_index else int(Durability.MEMORY)
-        session.write(published_frame(request_id, offset, event_id, reached, repeat=True))
+        reached = self._commit_seam.durability_of(event_id)
+        requester.write(published_frame(request_id, offset, event_id, reached, repeat=True))
 
-    def _check_load(self, session: Session, producer_id: int, sequence: int) -> None:
+    def _check_load(self, requester: Requester, producer_id: int, sequence: int) -> None:
         """Refuse what is too much now, and what its producer sent after it, to keep the order.
 
         A client sends again only after all it sent has an answer. So a sequence that was refused
         before begins a new round, even when the first of them is never sent again.
         """
-        held = session.held_sequences
+        held = requester.held_sequences
         if sequence <= held.get(producer_id, -1):
             del held[producer_id]
         if producer_id in held or self.inflight_bytes > self._inflight_bytes_max:
@@ -310,20 +315,15 @@ class Publishing(Changes):
                 held.clear()
             if producer_id:
                 held[producer_id] = sequence
-            session.note_plain()
+            requester.note_plain()
             raise Overloaded("too many bytes are under way", retry_after_ms=RETRY_AFTER_MS)
-
-    def _unavailable(self) -> OnwardError:
-        if self.is_stopping:
-            return Stopping("the broker is stopping")
-        return DiskFull("the disk is nearly full: nothing is stored until there is space again")
 
     # --- collect -----------------------------------------------------------------------------
 
     @property
     def room_bytes(self) -> int:
         """Return how many bytes that are well-formed would surely be taken now; or less than 0."""
-        if self.is_stopping or self.disk_is_full:
+        if not self.gate.is_open:
             return -1
         return self._inflight_bytes_max - self.inflight_bytes
 
@@ -343,7 +343,7 @@ class Publishing(Changes):
 
     def commit_when_due(self) -> None:
         """Begin a commit for what was collected, unless one is under way or about to begin."""
-        if self._under_way is not None or not self._collected:
+        if self._is_saturated or not self._collected:
             return
         if not self._is_due:
             self._commit_soon()
@@ -352,10 +352,15 @@ class Publishing(Changes):
 
     # --- commit ------------------------------------------------------------------------------
 
+    @property
+    def _is_saturated(self) -> bool:
+        """Return True if no further commit may begin now."""
+        return self._is_failing or len(self._in_flight) >= self._commit_seam.in_flight_max
+
     def _commit_soon(self) -> None:
         """Commit when the sockets that are ready now have been read: they share one write."""
         self._idle.clear()
-        if not self._is_due and self._under_way is None:
+        if not self._is_due and not self._is_saturated:
             self._is_due = True
             self._loop.call_soon(self._commit)
 
@@ -364,7 +369,7 @@ class Publishing(Changes):
         if self._wait is not None:
             return  # somebody waits already, and one timer is all that is ever looked after
         self._is_due = False
-        if self._under_way is not None or not self._collected:
+        if self._is_saturated or not self._collected:
             return
         if self._expects_more(self._collected):
             self._is_due = True
@@ -392,19 +397,20 @@ class Publishing(Changes):
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
-        if self._under_way is not None:
-            # The log gives one place at a time: what was collected goes when that one has ended.
-            return
+        if self._is_saturated or not self._collected:
+            return  # what was collected goes when one of those under way has ended, or was refused
         collected, self._collected = self._collected, Collected()
-        self._under_way = collected
+        self._in_flight.append(collected)
         write = self._log.stage(self._drafts(collected))
         self.commit_count += 1
-        self._commit_seam.submit(
+        self._commit_seam.append(
             write, sync=collected.sync, done=lambda error: self._done(collected, write, error)
         )
 
     def _drafts(self, collected: Collected) -> list[Draft]:
-        now_ms = max(self._clock.now_ms(), self._log.tail.last_time_ms, self.time_ms_min)
+        under_way_ms = max([one.time_ms for one in self._in_flight])
+        last_ms = max(self._log.tail.last_time_ms, under_way_ms)
+        now_ms = max(self._clock.now_ms(), last_ms, self.time_ms_min)
         collected.time_ms = now_ms
         drafts = [Draft(c.kind, now_ms, 0, 0, 0, [c.body]) for c in collected.created]
         kind, new_tuple = Kind.MESSAGES, tuple.__new__
@@ -459,7 +465,8 @@ class Publishing(Changes):
 
     def _done(self, collected: Collected, write: Write, error: Exception | None) -> None:
         """Settle a commit, and begin the next with all that came meanwhile."""
-        self._under_way = None
+        assert self._in_flight[0] is collected, "commits end in their order"
+        self._in_flight.popleft()
         self._crowd = collected.count + self._collected.count
         if error is None:
             self._succeed(collected, write)
@@ -471,18 +478,16 @@ class Publishing(Changes):
         self.inflight_bytes -= collected.bytes
         if self._collected:
             self._commit()
-        else:
+        elif not self._in_flight:
             self._idle.set()
 
     def _succeed(self, collected: Collected, write: Write) -> None:
         self._log.finish(write)
-        if collected.sync and write.entries:
-            self._log.synced_index = write.entries[-1].index
         entries = iter(write.entries)
         for change in collected.created:
             self._apply(change, next(entries))
         messages = list(islice(entries, len(collected.staged)))
-        self._answer(collected.staged, messages, is_synced=collected.sync)
+        self._answer(collected.staged, messages)
         if self.scheduling is not None:
             self.scheduling.stored(collected.staged, messages)
         if collected.rows:
@@ -492,6 +497,8 @@ class Publishing(Changes):
         for topic in collected.publishes:
             if topic.waiting or topic.crews or topic.watches:
                 self._wake(topic)
+        if self.on_committed is not None:
+            self.on_committed()
 
     def _succeed_rows(self, collected: Collected, entries: Iterator[Entry]) -> None:
         if collected.trace_created is not None:
@@ -509,14 +516,15 @@ class Publishing(Changes):
         if change.kind != Kind.TOPIC_CREATED:
             # A new topic has no route to an older one of its name: that went when it ended.
             self.routes.forget()
-        self._catalogue.apply(entry, change.body)
+        self._state.apply(entry, change.body)
         change.done(None)
 
-    def _answer(self, staged: list[Staged], entries: list[Entry], *, is_synced: bool) -> None:
+    def _answer(self, staged: list[Staged], entries: list[Entry]) -> None:
         """Make the messages of a commit visible, and send their receipts.
 
-        One loop over all entries on purpose: a commit to many topics has one for each message, and
-        a call for each, as `Producers.record` is, would be half of the cost.
+        This inlines what `State.apply` does with plain messages (topics and producers), in one loop
+        over all entries on purpose: a commit to many topics has one for each message, and a call
+        for each, as `Producers.record` is, would be half of the cost.
         """
         if not staged:
             return
@@ -525,9 +533,11 @@ class Publishing(Changes):
         windows, receipt = self._producers.windows, RECEIPT.pack
         last = staged[0][1][0][0]
         receipts = b""
+        # All entries of a commit are equally safe; what is not synced is as safe as it asked for.
+        durability = self._commit_seam.durability_of(entries[-1].index)
         for (topic, publishes), entry in zip(staged, entries, strict=True):
             offset, index = entry.base_offset, entry.index
-            for session, request_id, batch, count, producer_id, sequence, asked in publishes:
+            for requester, request_id, batch, count, producer_id, sequence, asked in publishes:
                 window = windows.get(producer_id)
                 slot = WINDOW_HEAD + sequence % WINDOW * 3
                 if window is not None and window[slot] == sequence + 1:
@@ -535,15 +545,15 @@ class Publishing(Changes):
                     window[slot + 2] = index
                 elif producer_id:
                     self._producers.record(producer_id, sequence, offset, index)
-                if session is not last:
+                if requester is not last:
                     last.write(receipts)
-                    last, receipts = session, b""
+                    last, receipts = requester, b""
                 # Those of one connection stand together mostly, and go out with one write.
-                reached = _DISK if is_synced else asked
+                reached = durability or asked
                 receipts += receipt(RECEIPT_FRONT, request_id, offset, index, reached)
-                session.unanswered_bytes -= len(batch)
-                if session.is_paused:
-                    session.keep_reading()
+                requester.unanswered_bytes -= len(batch)
+                if requester.is_paused:
+                    requester.keep_reading()
                 offset += count
             topic.next_offset = offset
         last.write(receipts)
@@ -554,11 +564,13 @@ class Publishing(Changes):
         """Answer those who sent a batch again while it was under way."""
         for (_, publishes), entry in zip(staged, entries, strict=True):
             offset, index = entry.base_offset, entry.index
-            reached = _DISK if index <= self._log.synced_index else int(Durability.MEMORY)
+            reached = self._commit_seam.durability_of(index)
             for _, _, _, count, producer_id, sequence, _ in publishes:
-                for session, request_id in self._waiters.pop((producer_id, sequence), ()):
-                    session.repeats_waiting -= 1
-                    session.write(published_frame(request_id, offset, index, reached, repeat=True))
+                for requester, request_id in self._waiters.pop((producer_id, sequence), ()):
+                    requester.repeats_waiting -= 1
+                    requester.write(
+                        published_frame(request_id, offset, index, reached, repeat=True)
+                    )
                 offset += count
 
     def _refuse(self, collected: Collected, error: OnwardError) -> None:
@@ -566,7 +578,8 @@ class Publishing(Changes):
 
         Also to those who came meanwhile: they may rely on a topic that was not created.
         """
-        self.disk_is_full = self.disk_is_full or isinstance(error, DiskFull)
+        self.gate.disk_is_full = self.gate.disk_is_full or isinstance(error, DiskFull)
+        self._end_refusal()
         later, self._collected = self._collected, Collected()
         self._refuse_collected(collected, error)
         self._refuse_collected(later, error)
@@ -576,6 +589,12 @@ class Publishing(Changes):
         self._refuse_rows(collected, error, again=may_fit and bool(collected.publishes))
         self._refuse_rows(later, error, again=may_fit)
 
+    def _end_refusal(self) -> None:
+        """Let the log continue after what it holds, once all commits in flight were refused."""
+        self._is_failing = bool(self._in_flight)
+        if not self._is_failing:
+            self._log.unstage()
+
     def _refuse_collected(self, collected: Collected, error: OnwardError) -> None:
         for topic, publishes in collected.publishes.items():
             topic.staged_offset = topic.next_offset
@@ -584,7 +603,8 @@ class Publishing(Changes):
         self.routes.forget()
         if collected.trace_created is not None:
             collected.trace_created.done(error)
-        elif collected.rows_entries:
+        elif collected.rows_entries and TRACE_TOPIC in self._catalogue.by_name:
+            # It is not there when the commit that creates it was refused before this one.
             trace = self._catalogue.by_name[TRACE_TOPIC]
             trace.staged_offset = trace.next_offset
         for change in (*collected.created, *collected.later):
@@ -598,11 +618,51 @@ class Publishing(Changes):
             else:
                 done(error)
 
+    def follow(self, entries: Buffer, *, sync: bool, done: Done) -> None:
+        """Store entries that another node has committed, unchanged, and apply them when written.
+
+        Raises `Corruption` when they do not continue this log, and `Overloaded` while entries that
+        were handed over before are being refused.
+        """
+        assert not self.gate.is_leading, "a leader stores its own entries only"
+        if self._is_failing:
+            raise Overloaded("entries before these are refused", retry_after_ms=RETRY_AFTER_MS)
+        write = self._log.follow(entries)
+        collected = Collected()
+        self._in_flight.append(collected)
+        self._idle.clear()
+
+        def settle(error: Exception | None) -> None:
+            assert self._in_flight[0] is collected, "commits end in their order"
+            self._in_flight.popleft()
+            if error is None:
+                self._log.finish(write)
+                self._apply_followed(entries, write)
+            elif not isinstance(error, OnwardError):
+                self._fail(error)
+                return
+            else:
+                self._end_refusal()
+            if not self._in_flight:
+                self._idle.set()
+            done(error)
+
+        self._commit_seam.append(write, sync=sync, done=settle)
+
+    def _apply_followed(self, entries: Buffer, write: Write) -> None:
+        view = memoryview(entries)
+        for entry in write.entries:
+            start = entry.body_position - write.position
+            self._state.apply(entry, view[start : start + entry.body_bytes])
+        if self.on_committed is not None:
+            self.on_committed()
+
     def roll(self, *, done: Done) -> bool:
-        """Begin a new segment when no commit is under way; tell whether it was begun."""
-        if self._under_way is not None or self._collected:
+        """Begin a new segment if no commit is under way; return True if it was begun."""
+        if self._in_flight or self._collected:
             return False
-        self._under_way = collected = Collected()
+        collected = Collected()
+        self._in_flight.append(collected)
         self._idle.clear()
         write = self._log.stage_roll()
 
@@ -610,7 +670,7 @@ class Publishing(Changes):
             self._done(collected, write, error)
             done(error)
 
-        self._commit_seam.submit(write, sync=False, done=settle)
+        self._commit_seam.append(write, sync=False, done=settle)
         return True
 
     async def drain(self) -> None:
@@ -619,4 +679,4 @@ class Publishing(Changes):
 
     def close(self) -> None:
         """Write nothing more: what members say from now on is refused."""
-        self._is_closed = True
+        self.gate.is_closed = True

@@ -4,8 +4,9 @@ A fold of the `published_by` rows of `@trace`. A producer says nothing about its
 only an id; whoever brings the first batch of an id is noted, once, and that row is what `explain`
 tells later. At most `PUBLISHERS_MAX` are known; those noted longest ago are forgotten first.
 
-`note` runs ahead of the disk, so that one row is written for many publishes; `forget` takes that
-back when the row could not be written.
+`note` runs ahead of the disk, so that one row is written for many publishes. The publisher is
+known, and saved in checkpoints, once `apply` is called with the row, because that is durable;
+`forget` lets it be noted again when the row could not be written.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class Publisher(NamedTuple):
 class Publishers:
     """All publishers that are known, by producer id."""
 
-    __slots__ = ("by_id",)
+    __slots__ = ("_noted", "by_id")
 
     def __init__(self) -> None:
         self.by_id: dict[int, Publisher] = {}
-        """In the order in which they were noted: the oldest is the first."""
+        """In the order of their rows: the oldest is the first."""
+        self._noted: dict[int, Publisher] = {}
+        """Those whose row is on its way to the disk."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -50,9 +53,9 @@ class Publishers:
         if not producer_id:
             return None
         publisher = Publisher(hello.client[:TEXT_CHARS_MAX], hello.host[:TEXT_CHARS_MAX], hello.pid)
-        if self.by_id.get(producer_id) == publisher:
+        if (self._noted.get(producer_id) or self.by_id.get(producer_id)) == publisher:
             return None
-        self._keep(producer_id, publisher)
+        self._noted[producer_id] = publisher
         return Trace(
             did="published_by", at_ms=now_ms, producer_id=producer_id, client=publisher.client,
             host=publisher.host, pid=publisher.pid,
@@ -60,12 +63,15 @@ class Publishers:
 
     def forget(self, producer_id: int) -> None:
         """Take back `note`: its row was not written, so the next publish gives it again."""
-        self.by_id.pop(producer_id, None)
+        self._noted.pop(producer_id, None)
 
     def apply(self, row: Trace) -> None:
         """Fold one row; those of groups mean nothing here."""
         if row.did == "published_by" and row.producer_id:
-            self._keep(row.producer_id, Publisher(row.client, row.host, row.pid))
+            publisher = Publisher(row.client, row.host, row.pid)
+            if self._noted.get(row.producer_id) == publisher:
+                del self._noted[row.producer_id]
+            self._keep(row.producer_id, publisher)
 
     def save(self) -> bytes:
         """Return all of it as bytes, for a checkpoint."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onward.broker.joining import on_loop
+from onward.broker.futures import Done, future_of
 from onward.errors import OnwardError
 from onward.schedule.record import Record
 from onward.schedule.recurring import LATE_MS_MAX, Recurring
@@ -26,8 +26,6 @@ from onward.schedule.recurring import LATE_MS_MAX, Recurring
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.deciding import Deciding, Found
-    from onward.broker.replies import Done
-    from onward.broker.schedule_intake import Accepted
     from onward.broker.scheduling import Scheduling
     from onward.schedule.run import Waiting
 
@@ -61,7 +59,9 @@ class RecurringRuns:
         """Those that were changed, and whose next run is not stored yet."""
 
     def begin(self) -> None:
-        """At a start: find the runs that wait, and schedule those that do not."""
+        """Find the runs that wait, and schedule those that do not: this node begins to lead."""
+        self._planned.clear()
+        self._past_ms.clear()
         state, now_ms = self._scheduling.state, self._broker.clock.now_ms()
         kept: list[Recurring] = []
         for record in list(state.recurring.values()):
@@ -82,7 +82,6 @@ class RecurringRuns:
             if error is not None:
                 done(error)
                 return
-            self._scheduling.state.change_recurring(record)
             self._changing[record.name] += 1
             self._replan(record.name, told=changed)
 
@@ -99,12 +98,6 @@ class RecurringRuns:
         if last_ms > now_ms and record.name not in self._changing:
             return last_ms
         return record.next_run(max(now_ms, self._past_ms.get(record.name, 0)))
-
-    def stored(self, accepted: Accepted) -> None:
-        """Take note of runs among what was stored."""
-        for row, unique in enumerate(accepted.uniques or ()):
-            if unique is not None and unique.startswith(PREFIX):
-                self._scheduling.state.last_runs[unique[len(PREFIX) :]] = accepted.due_at_ms[row]
 
     def fired(self, uniques: Iterable[bytes | None]) -> None:
         """Schedule the next runs of those that have just fired."""
@@ -129,16 +122,16 @@ class RecurringRuns:
 
     def _find_soon(self, records: list[Recurring]) -> None:
         """Find the runs of these schedules before anything fires: this task has the lock first."""
+        if self._broker.gate.is_stopping:
+            return
         task = self._loop.create_task(self._find(records))
 
-        def found(task: asyncio.Task[None]) -> None:
-            if task.cancelled() or (error := task.exception()) is None:
-                return
-            logger.error("looking for recurring runs failed", exc_info=error)
-            if isinstance(error, OnwardError | OSError):
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("finding recurring runs failed, will be tried again", exc_info=error)
                 self._loop.call_later(AGAIN_S, self._find_soon, records)
 
-        task.add_done_callback(found)
+        task.add_done_callback(ended)
 
     async def _find(self, records: list[Recurring]) -> None:
         async with self._scheduling.lock:
@@ -147,7 +140,7 @@ class RecurringRuns:
             places = (await self._scheduling.files.look_up([], uniques)).by_unique
             # All of them share one commit; nothing fires before it is durable.
             waits = [
-                on_loop(partial(self._go_on, record, places.get(unique)))
+                future_of(partial(self._go_on, record, places.get(unique)))
                 for record, unique in zip(records, uniques, strict=True)
             ]
             for wait in waits:
@@ -183,7 +176,7 @@ class RecurringRuns:
         `due_at_ms`: not the next run, but this one, in place of what waits as `replaces`.
         """
         record = self._scheduling.state.recurring.get(name)
-        is_stopping = self._broker.publishing.is_stopping
+        is_stopping = self._broker.gate.is_stopping
         if record is None or record.paused or name in self._planned or is_stopping:
             told()
             return
@@ -215,8 +208,8 @@ class RecurringRuns:
         """
         stored = self._stored[name]
 
-        def answered(found: list[Found], error: OnwardError | None) -> None:
-            if error is not None:
+        def cancelled(outcome: asyncio.Future[list[Found]]) -> None:
+            if outcome.exception() is not None:
                 self._loop.call_later(AGAIN_S, self._replan, name)
                 told()
             elif name in self._on_the_way:
@@ -227,9 +220,8 @@ class RecurringRuns:
                 self._planned.pop(name, None)
                 self._plan(name, told=told)
 
-        self._deciding.cancel(
-            numbers=[], uniques=[PREFIX + name], answer=answered, cause=CHANGED
-        )  # fmt: skip
+        outcome = self._deciding.cancel(numbers=[], uniques=[PREFIX + name], cause=CHANGED)
+        outcome.add_done_callback(cancelled)
 
 
 def _run_of(record: Recurring) -> Record:

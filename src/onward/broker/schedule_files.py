@@ -17,7 +17,7 @@ import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from onward.broker.schedule_log import READ_BYTES_MAX, ScheduleLog
 from onward.errors import Corruption, OnwardError, Unavailable
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from onward.broker.scheduling import Scheduling
 
 logger = logging.getLogger("onward.schedule")
+
+T = TypeVar("T")
 
 TAIL_ROWS_MAX = 65_536
 TAIL_BYTES_MAX = 32 << 20
@@ -189,10 +191,18 @@ class ScheduleFiles:
 
     async def _records_of(self, part: Part, rows: Rows) -> Records:
         if isinstance(part, Run):
-            return await self._broker.in_thread(lambda: part.records_of(rows))
+            return await self.read(lambda: part.records_of(rows))
         return await self._in_log.records(list(rows.numbers))
 
     # --- what is asked -----------------------------------------------------------------------
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Read files of runs in a thread; the caller holds the lock.
+
+        A caller that is cancelled, because its connection is lost, keeps the lock until the thread
+        has ended: a merge would close the files that it reads.
+        """
+        return await self._broker.in_thread(work, to_the_end=True)
 
     async def look_up(self, numbers: Sequence[int], uniques: Sequence[str]) -> Places:
         """Find numbers and business keys; who calls holds the lock.
@@ -231,7 +241,7 @@ class ScheduleFiles:
             by_number.update(self._ids.places([one for one in missing if one not in by_number]))
 
         if missing or (runs and unseen):
-            await self._broker.in_thread(read)
+            await self.read(read)
         return Places(by_number, by_unique, number_end)
 
     async def record(self, number: int) -> Record:
@@ -243,7 +253,7 @@ class ScheduleFiles:
         def read() -> Record | None:
             return next((found for run in runs if (found := run.find(number)) is not None), None)
 
-        record = await self._broker.in_thread(read)
+        record = await self.read(read)
         if record is None:
             raise Corruption(f"scheduled message {number} is not in its run")
         return record
@@ -254,9 +264,7 @@ class ScheduleFiles:
         Raises `TooLarge` when so many have more than `bytes_max` bytes.
         """
         order = self._scheduling.order
-        taken = await self._broker.in_thread(
-            lambda: order.peek(after=after, until_ms=until_ms, limit=limit)
-        )
+        taken = await self.read(lambda: order.peek(after=after, until_ms=until_ms, limit=limit))
         if not len(taken):
             return Records.empty()
         return await self.records(taken, bytes_max=bytes_max)
@@ -285,7 +293,7 @@ class ScheduleFiles:
 
     def tend(self) -> None:
         """Build and merge when it is time; one of each at a time, aside."""
-        if self._broker.publishing.is_stopping or self._broker.failure is not None:
+        if self._broker.gate.is_stopping or self._broker.failure is not None:
             return
         if self._broker.clock.monotonic_ms() < self._again_at_ms:
             return

@@ -4,8 +4,8 @@ A batch says for each message when (`due_at_ms`, or `delays_ms` from now on), wh
 and perhaps its business key (`uniques`), and whether it takes the place of what waits under that
 key (`replaces`: -1, which the broker turns into the number of what it replaces). Delays become due
 times here, once, by the broker's clock: only those are stored, so a repeat finds them. Whatever is
-wrong is refused here, by the whole batch: later there is nobody to tell. Batches with business keys
-are decided one after another (`deciding`); all others are stored at once.
+wrong or not permitted is refused here, by the whole batch: later there is nobody to tell. Batches
+with business keys are decided one after another (`deciding`); all others are stored at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from onward.broker.deciding import Deciding
-from onward.broker.joining import on_loop
+from onward.broker.futures import future_of
 from onward.delivery.ranges import ranges_of
 from onward.delivery.trace import Trace, short_cause
 from onward.durations import DURATION_MS_MAX, format_duration
@@ -86,18 +86,25 @@ class ScheduleIntake:
 
     # --- publishes ---------------------------------------------------------------------------
 
-    def check(self, packed: Buffer) -> Accepted:
-        """Return what a batch says, or raise what is wrong with it."""
+    def check(self, packed: Buffer, principal: str) -> Accepted:
+        """Return the decoded rows of a batch; raise if it is invalid or not permitted.
+
+        The principal must be allowed to write every topic that a message is for: when a message
+        fires, it is published by the broker.
+        """
         try:
             batch = decode_batch(packed, raw_bytes_max=RAW_BYTES_MAX)
-            accepted = _accepted(batch, packed, now_ms=self._broker.clock.now_ms())
+            accepted = accepted_of(batch, packed, now_ms=self._broker.clock.now_ms())
         except ProtocolError as error:
             raise InvalidRequest(f"the scheduled batch is not understood: {error}") from None
+        targets = sorted(set(accepted.topics))
+        for name in targets:
+            self._broker.policy.require(principal, "write", "topic", name)
         self._check_times(accepted.due_at_ms)
         _check_uniques(accepted)
         self._check_bodies(accepted.topics, batch.body_lengths)
-        missing = [name for name in set(accepted.topics) if not self._has_target(name)]
-        for name in sorted(missing):
+        missing = [name for name in targets if not self._has_target(name)]
+        for name in missing:
             # Last: what is refused leaves nothing behind.
             self._broker.publishing.create_on_use(name, lambda error: None)
         return accepted
@@ -190,7 +197,7 @@ class ScheduleIntake:
     def cancel_numbers(self, numbers: Iterable[int], *, cause: str) -> asyncio.Future[None]:
         """Cancel what cannot fire; the future is done when that is durable."""
         row = self.cancelled_row(numbers, cause=cause)
-        return on_loop(lambda done: self._broker.consuming.record([row], done))
+        return future_of(lambda done: self._broker.consuming.record([row], done))
 
     def cancelled_row(self, numbers: Iterable[int], *, cause: str = "") -> Trace:
         """Return the row that says that numbers will not fire."""
@@ -206,7 +213,8 @@ class ScheduleIntake:
             self.deciding.recurring.fired(uniques)
 
 
-def _accepted(batch: Batch, packed: Buffer, *, now_ms: int) -> Accepted:
+def accepted_of(batch: Batch, packed: Buffer, *, now_ms: int = 0) -> Accepted:
+    """Return what the schedule must know of a batch; delays count from `now_ms` on."""
     topics, due_at_ms = topics_of(batch), due_of(batch)
     counted_from_ms = None
     if batch.delays_ms is not None:

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from onward.errors import Corruption
-from onward.log.log import Log, Span
+from onward.log.log import Log
+from onward.log.span import Span
 from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.message.entry import entry_heads
 from onward.schedule.record import Records, records_of

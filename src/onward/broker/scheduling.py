@@ -27,14 +27,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from onward.broker.futures import future_of
 from onward.broker.inside import Inside
-from onward.broker.joining import on_loop
 from onward.broker.outcomes import Done
 from onward.broker.schedule_files import ScheduleFiles, TooLarge
-from onward.broker.schedule_intake import Accepted, ScheduleIntake
+from onward.broker.schedule_intake import Accepted, ScheduleIntake, accepted_of
 from onward.broker.schedule_scan import ScheduleScan
 from onward.durations import format_duration, format_instant
 from onward.errors import Corruption, InvalidRequest, OnwardError
+from onward.log.disk import Buffer
+from onward.message.batch import RAW_BYTES_MAX, batches_of, decode_batch
 from onward.schedule.order import Order, Taken
 from onward.schedule.record import Records, encode_fired
 from onward.schedule.state import FIRED, SCHEDULE_TOPIC, ScheduleState
@@ -126,7 +128,7 @@ class Scheduling:
         # Whatever the clock says: what is scheduled from now on comes after what has been taken.
         broker.publishing.time_ms_min = max(0, state.last[0])
         self.files = ScheduleFiles(broker, self)
-        self.intake = ScheduleIntake(broker, self)
+        self.intake: ScheduleIntake = ScheduleIntake(broker, self)
         self._arrived: list[Accepted] = []
         self._is_stopped = False
         self._alarm = asyncio.Event()
@@ -149,7 +151,8 @@ class Scheduling:
         self.files.open()
         if not state.is_counted:
             state.waiting, state.is_counted = ScheduleScan(self).recount(), True
-        self.intake.deciding.recurring.begin()
+        if broker.gate.is_leading:
+            self.intake.deciding.recurring.begin()
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -177,18 +180,28 @@ class Scheduling:
                 accepted = self.intake.take_accepted(publish[2])
                 if accepted is not None:
                     accepted.first_number, accepted.time_ms = number, entry.time_ms
-                    self._fold(accepted)
+                    # At once: a checkpoint that is made now is that of its log.
+                    self._broker.state.apply_scheduled(
+                        count=len(accepted.due_at_ms), replaces=accepted.replaces,
+                        uniques=accepted.uniques, due_at_ms=accepted.due_at_ms,
+                    )  # fmt: skip
                     self._arrived.append(accepted)
                     self._stored_count += 1
                 number += publish[3]
         if self._arrived and not self.lock.locked():
             self.take_in()
 
-    def _fold(self, accepted: Accepted) -> None:
-        """Change what is durable at once: a checkpoint that is made now is that of its log."""
-        self.state.schedule(count=len(accepted.due_at_ms))
-        self.state.replace(one for one in accepted.replaces or () if one is not None)
-        self.intake.deciding.recurring.stored(accepted)
+    def follow(self, entry: Entry, body: Buffer) -> None:
+        """Let the messages of an entry of `@schedule` wait that another node has accepted."""
+        number = entry.base_offset
+        for start, header in batches_of(body, 0, len(body)):
+            batch = decode_batch(body, start, raw_bytes_max=RAW_BYTES_MAX)
+            accepted = accepted_of(batch, memoryview(body)[start : start + header.length])
+            accepted.first_number, accepted.time_ms = number, entry.time_ms
+            self._arrived.append(accepted)
+            number += header.count
+        if not self.lock.locked():
+            self.take_in()
 
     def take_in(self) -> None:
         """Let what has arrived wait with the others; never while the order is being used."""
@@ -207,7 +220,10 @@ class Scheduling:
             async with self.lock:
                 self.take_in()
                 try:
-                    await self._fire_due()
+                    if self._broker.gate.is_leading:
+                        await self._fire_due()
+                    else:
+                        await self._skip_fired()
                 except (OnwardError, OSError) as error:
                     logger.warning("firing failed and will be tried again: %s", error)
                     if isinstance(error, Corruption):
@@ -216,6 +232,21 @@ class Scheduling:
                 self.take_in()
             self.files.tend()
         self.abandon()
+
+    async def _skip_fired(self) -> None:
+        """Leave out of the order what the leader has fired."""
+        await self._broker.in_thread(lambda: self.order.skip(self.state.last))
+
+    async def lead(self) -> None:
+        """Begin to fire: this node was a follower until now."""
+        async with self.lock:
+            self.take_in()
+            await self._skip_fired()
+            self._step_number, self._step_commit = self.state.step, -1
+            publishing = self._broker.publishing
+            publishing.time_ms_min = max(publishing.time_ms_min, self.state.last[0])
+        self.intake.deciding.recurring.begin()
+        self.wake()
 
     def now_ms(self) -> int:
         """Return the time up to which messages are due."""
@@ -229,9 +260,9 @@ class Scheduling:
         """Wait until something is due, or for a moment: the clock may jump."""
         head_ms = self.order.next_ms()
         wait_s = LOOK_AGAIN_S
-        if head_ms is not None:
+        if head_ms is not None and self._broker.gate.is_leading:
             wait_s = min(wait_s, (head_ms - self.now_ms()) / 1000)
-        is_running = self._broker.failure is None and not self._broker.publishing.is_stopping
+        is_running = self._broker.failure is None and not self._broker.gate.is_stopping
         if wait_s <= 0 and is_running:
             # Others have their turn of the loop, also when much is due.
             await asyncio.sleep(self._pause_s())
@@ -327,7 +358,9 @@ class Scheduling:
     async def _begin_step(self, in_flight: deque[Step]) -> Step | None:
         """Take what is due and hand it to the next commit; None when there is nothing now."""
         publishing = self._broker.publishing
-        if publishing.is_stopping or self._broker.failure is not None:
+        if not self._broker.gate.is_leading or self._broker.gate.is_stopping:
+            return None
+        if self._broker.failure is not None:
             return None
         bound_ms = self.now_ms()
         head_ms = self.order.next_ms()
@@ -412,7 +445,7 @@ class Scheduling:
         self._step_commit = commit
         pieces, waits = self._kept(records)
         is_plain = not waits
-        waits += [on_loop(partial(self._publish, topic, some)) for topic, some in pieces]
+        waits += [future_of(partial(self._publish, topic, some)) for topic, some in pieces]
         return Step(taken, waits, commit=commit, size=size, late_ms=late_ms, is_plain=is_plain)
 
     def _finish(self, step: Step) -> None:

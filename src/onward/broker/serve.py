@@ -25,9 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onward.broker.broker import Broker
+from onward.broker.session import Session
+from onward.broker.tasks import Tasks
 from onward.config import check
-from onward.errors import Corruption, InvalidRequest, Unavailable
+from onward.errors import Corruption, InvalidRequest, OnwardError, Unavailable
+from onward.log.disk import FolderLocked
 from onward.log.log import DiskFailed, FolderLost
+from onward.log.marks import begin_replacement
 from onward.loops import run
 from onward.settings import Settings
 
@@ -65,41 +69,134 @@ def exit_code(error: Exception) -> int:
     return EXIT_DISK_FAILED if isinstance(error, DiskFailed) else EXIT_BUG
 
 
+class Node:
+    """The broker of this process. A snapshot exchanges it for a new one on the same sockets."""
+
+    broker: Broker
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._descriptors = _raise_descriptor_limit()
+        self._tasks = Tasks(logger)
+        self.is_stopping = asyncio.Event()
+        self.failure: Exception | None = None
+        """The disk, the stored bytes or the code failed: nothing may be answered any more."""
+        self.refusal: OnwardError | None = None
+        """Why the source cannot be followed, ever."""
+
+    def session(self) -> Session:
+        """Return a session of the broker that runs; one that has stopped says so to the client."""
+        return self.broker.session()
+
+    async def open(self) -> None:
+        """Open the broker."""
+        follows = self._settings.replica.of or None
+        self.broker = await Broker.open(self._settings, on_failure=self._fail, follows=follows)
+        _limit_connections(self.broker, self._descriptors)
+
+    async def follow(self) -> None:
+        """Begin to follow the source, if this is a replica."""
+        if self.broker.gate.is_leading or not self._settings.replica.of:
+            return
+        # Imported only where a replica runs: it brings the client with it.
+        from onward.cluster.replica import Replica
+
+        replica = Replica(self.broker, on_final=self._refuse, on_snapshot=self._exchange_soon)
+        self.broker.replica = replica
+        logger.info(
+            "this node is replica %r of %s: it serves reads and refuses writes",
+            replica.name, self._settings.replica.of,
+        )  # fmt: skip
+        await replica.open()
+
+    async def stop(self) -> None:
+        """Stop the broker; an exchange that is under way comes to its end first."""
+        await self._tasks.drain()
+        if self.failure is None:
+            await self.broker.stop()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.is_stopping.set()
+
+    def _refuse(self, error: OnwardError) -> None:
+        self.refusal = error
+        self.is_stopping.set()
+
+    def _exchange_soon(self) -> None:
+        self._tasks.start(self._exchange())
+
+    async def _exchange(self) -> None:
+        """Stop the broker, put the snapshot in the place of its log, and open it again.
+
+        Readers are told that the broker stops, and come back.
+        """
+        if self.is_stopping.is_set():
+            return
+        try:
+            await self._replace_log()
+            await self.open()
+            await self.follow()
+        except Exception as error:  # noqa: BLE001  (a process without a broker must end)
+            logger.critical("the log could not be replaced by a snapshot: %s", error)
+            self._fail(error)
+        else:
+            # What the collector was told to leave alone belongs to the old broker.
+            gc.unfreeze()
+            _tune()
+            log = self.broker.log
+            logger.info("the log was replaced by a snapshot: next event id %d", log.next_index)
+
+    async def _replace_log(self) -> None:
+        disk, folder = self.broker.log.disk, self.broker.log.folder
+        try:
+            await self.broker.stop()
+        except FolderLost:
+            raise
+        except OSError as error:
+            # Without its last checkpoint; but this log is about to go.
+            logger.warning("the old log was closed without a checkpoint: %s", error)
+        try:
+            unlock = disk.lock(f"{folder}/lock")
+        except FolderLocked:
+            raise Unavailable(f"folder {folder!r} is in use by another broker") from None
+        try:
+            begin_replacement(disk, folder)
+        finally:
+            unlock()
+
+
 async def _serve(settings: Settings, ready: Callable[[Broker, int], None]) -> int:
-    stop = asyncio.Event()
-    failed: list[Exception] = []
-
-    def on_failure(error: Exception) -> None:
-        failed.append(error)
-        stop.set()
-
-    descriptors = _raise_descriptor_limit()
-    broker = await Broker.open(settings, on_failure=on_failure)
-    _limit_connections(broker, descriptors)
-    servers = await _listen(broker, settings)
+    node = Node(settings)
+    await node.open()
+    servers = await _listen(node, settings)
+    await node.follow()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, node.is_stopping.set)
     _tune()
-    ready(broker, servers[0].sockets[0].getsockname()[1])
-    await stop.wait()
-    if failed:
+    ready(node.broker, servers[0].sockets[0].getsockname()[1])
+    await node.is_stopping.wait()
+    if node.failure is None:
+        logger.info("stopping")
+        for server in servers:
+            server.close()
+        try:
+            await node.stop()
+        except FolderLost as error:
+            logger.critical("what is stored is gone: %s", error)
+            return EXIT_FOLDER_LOST
+    if node.failure is not None:
         # Nothing may be flushed or answered now: the pages are not to be trusted.
         logging.shutdown()
-        os._exit(exit_code(failed[0]))
-    logger.info("stopping")
-    for server in servers:
-        server.close()
-    try:
-        await broker.stop()
-    except FolderLost as error:
-        logger.critical("what is stored is gone: %s", error)
-        return EXIT_FOLDER_LOST
+        os._exit(exit_code(node.failure))
     _remove_socket(settings)
+    if node.refusal is not None:
+        raise node.refusal
     return 0
 
 
-async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
+async def _listen(node: Node, settings: Settings) -> list[asyncio.Server]:
     loop = asyncio.get_running_loop()
     server = settings.server
     path = server.unix_socket
@@ -107,7 +204,7 @@ async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
         _check_socket_path(path)
     try:
         servers = [
-            await loop.create_server(broker.session, server.host, server.port, backlog=BACKLOG)
+            await loop.create_server(node.session, server.host, server.port, backlog=BACKLOG)
         ]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -117,7 +214,7 @@ async def _listen(broker: Broker, settings: Settings) -> list[asyncio.Server]:
     if path:
         _remove_socket(settings)
         try:
-            servers.append(await loop.create_unix_server(broker.session, path, backlog=BACKLOG))
+            servers.append(await loop.create_unix_server(node.session, path, backlog=BACKLOG))
         except OSError as error:
             raise InvalidRequest(
                 f"server.unix_socket {path!r}: cannot listen there: {_reason(error)}"

@@ -1,54 +1,35 @@
-"""Telling a member that nothing more is ready for it: `member.served`.
+"""Waiting until nothing more is ready for a member: `member.served`.
 
     asked ──▶ the group is served ──▶ looks into the log and reads from the disk end ──▶ answered
 
-Frames keep their order, so the answer stands behind every message that was ready: a member that
+Frames keep their order, so the reply stands behind every message that was ready: a member that
 gave credit, asked and got nothing knows that there was nothing. A group that delivers at most once
-sends a message when it is durably finished; the answer waits for that, too.
+sends a message when it is durably finished; the reply waits for that, too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from onward.broker.crew import Crew, Member
-from onward.broker.replies import Operation, reply_when_done
+from onward.broker.futures import Done
 from onward.errors import Overloaded
-from onward.protocol.payloads import decode_fields
 
 if TYPE_CHECKING:
     from onward.broker.consume import Consuming
-    from onward.broker.session import Session
 
 SERVED_WAITS_MAX = 1_000
-"""How many questions of one group may wait for their answer."""
-
-
-class MemberServed(msgspec.Struct, frozen=True):
-    """`member.served`: answered when all that is ready for a consumer of this connection is sent.
-
-    The consumer must have credit for it.
-    """
-
-    consumer: int
+"""How many such requests of one group may wait for their reply."""
 
 
 class Served:
-    """Answers `member.served`."""
+    """Calls back when all that is ready for a member has been sent."""
 
     def __init__(self, consuming: Consuming) -> None:
         self._consuming = consuming
-        self.operations: dict[str, Operation] = {"member.served": self._ask}
 
-    def _ask(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        consumer_id = decode_fields(payload, MemberServed).consumer
-        member = self._consuming.members_on(session).get(consumer_id)
-        done = reply_when_done(session, request_id, dict)
-        if member is None:
-            done(None)  # a membership that has just ended gets nothing more
-            return
+    def wait(self, member: Member, done: Done) -> None:
+        """Call `done` when the group has been served and nothing is ready for the member."""
         waits = member.crew.served_waits
         if len(waits) >= SERVED_WAITS_MAX:
             name = member.crew.group.record.name
@@ -57,7 +38,7 @@ class Served:
         self._consuming.serve_soon(member.crew)
 
     def answer(self, crew: Crew) -> None:
-        """Answer after a group was served, unless a look or a read that is under way brings more.
+        """Call back those who wait, unless a look or a read that is under way brings more.
 
         The end of either serves the group again.
         """
@@ -71,7 +52,7 @@ class Served:
                 done(None)
 
     def forget(self, member: Member) -> None:
-        """Answer a member that leaves."""
+        """Call back a member that leaves: it gets nothing more."""
         crew = member.crew
         waits, crew.served_waits = crew.served_waits, []
         for waiting in waits:

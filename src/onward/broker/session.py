@@ -19,15 +19,19 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
-from onward.errors import OnwardError, ProtocolError, Unauthenticated
+from onward.broker.routes import NO_ROUTES
+from onward.errors import Conflict, InvalidRequest, OnwardError, ProtocolError, Unauthenticated
 from onward.protocol.connection import ServerConnection
-from onward.protocol.deliveries import decode_more
+from onward.protocol.deliveries import decode_consume, decode_more
 from onward.protocol.frames import REVISION, Kind, frame, frame_head
+from onward.protocol.operations import operation_of
+from onward.protocol.operations.replicas import Fetch, Follow
 from onward.protocol.payloads import (
     Hello,
     Welcome,
     decode_credit,
     decode_hello,
+    decode_json,
     decode_read,
     encode_error,
 )
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 # A reader that has this much unsent gets nothing more: so it holds one stretch of the log at most.
 SEND_BUFFER_BYTES = 64 << 10
 PUBLISH = int(Kind.PUBLISH)
+FOLLOW = operation_of(Follow)
+FETCH = operation_of(Fetch)
 
 
 class Session(asyncio.Protocol):
@@ -51,8 +57,9 @@ class Session(asyncio.Protocol):
         self._connection = ServerConnection()
         # Called for everything that is received: straight to where it goes.
         self.data_received = partial(broker.intake.arrived, self)  # type: ignore[method-assign]
-        self.is_plain = False
-        """Open, with no partial frame and nothing refused: a PUBLISH needs no closer look."""
+        self.routes = NO_ROUTES
+        """The routes of its principal while a PUBLISH may take the fast path: the session is open,
+        with no partial frame and nothing refused. Else there are none."""
         self._is_open = False
         self._is_closing = False
         self._transport: asyncio.Transport | None = None
@@ -74,6 +81,7 @@ class Session(asyncio.Protocol):
         """How many batches it sent again that wait for the commit of the first."""
         self.hello: Hello | None = None
         self.principal = ""
+        self._principal_routes = NO_ROUTES
         self.last_heard_ms = broker.clock.monotonic_ms()
         self.last_frame_ms = self.last_heard_ms
         self.opened_at_ms = self.last_heard_ms
@@ -114,6 +122,7 @@ class Session(asyncio.Protocol):
         self.keep_reading()
         self._broker.delivering.resume(self)
         self._broker.consuming.resume(self)
+        self._broker.followers.resume(self)
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -158,24 +167,26 @@ class Session(asyncio.Protocol):
         self.note_plain()
 
     def note_plain(self) -> None:
-        """Find out whether the next frame may take the short way."""
-        self.is_plain = (
+        """Decide anew whether the next frame may take the fast path."""
+        is_plain = (
             self._is_open
             and not self.held_sequences
             and not self._connection.pending_bytes
             and self._rest is None
         )
+        self.routes = self._principal_routes if is_plain else NO_ROUTES
 
     def _take(self, kind: int, request_id: int, payload: bytes | bytearray) -> None:
         try:
             match kind:
                 case Kind.READ:
-                    self._broker.delivering.open(self, request_id, decode_read(payload))
+                    read = decode_read(payload)
+                    self._broker.policy.check(self.principal, operation_of(read), read)
+                    self._broker.delivering.open(self, request_id, read)
                 case Kind.CREDIT:
-                    self._broker.delivering.credit(self, request_id, decode_credit(payload))
+                    self._credit(request_id, decode_credit(payload))
                 case Kind.CANCEL:
-                    if not self._broker.consuming.cancel(self, request_id):
-                        self._broker.delivering.cancel(self, request_id)
+                    self._cancel(request_id)
                 case Kind.ACK:
                     self._broker.consuming.settling.ack(self, request_id, payload)
                 case Kind.SETTLE:
@@ -187,9 +198,17 @@ class Session(asyncio.Protocol):
                 case Kind.PROGRESS:
                     self._broker.consuming.settling.progress(self, request_id, payload)
                 case Kind.CONSUME:
-                    self._broker.consuming.joining.open(self, request_id, payload)
+                    consume = decode_consume(payload)
+                    self._broker.policy.check(self.principal, operation_of(consume), consume)
+                    self._broker.consuming.joining.open(self, request_id, consume)
+                case Kind.FOLLOW:
+                    self._follow(request_id, payload)
+                case Kind.FOLLOWED:
+                    self._broker.followers.acknowledge(self, request_id, payload)
+                case Kind.FETCH:
+                    self._fetch(request_id, payload)
                 case Kind.REQUEST:
-                    self._broker.requests.take(self, request_id, payload)
+                    self._broker.operations.receive(self, request_id, payload)
                 case Kind.PING:
                     self.send(Kind.PONG, request_id)
                 case Kind.HELLO:
@@ -201,11 +220,35 @@ class Session(asyncio.Protocol):
         except OnwardError as error:
             self.refuse(request_id, error)
 
+    def _credit(self, request_id: int, credit_bytes: int) -> None:
+        if not self._broker.followers.credit(self, request_id, credit_bytes):
+            self._broker.delivering.credit(self, request_id, credit_bytes)
+
+    def _cancel(self, request_id: int) -> None:
+        is_ended = self._broker.consuming.cancel(self, request_id) or (
+            self._broker.followers.cancel(self, request_id)
+        )
+        if not is_ended:
+            self._broker.delivering.cancel(self, request_id)
+
+    def _follow(self, request_id: int, payload: bytes | bytearray) -> None:
+        follow = decode_json(payload, Follow, "FOLLOW", InvalidRequest)
+        self._broker.policy.check(self.principal, FOLLOW, follow)
+        self._broker.followers.open(self, request_id, follow)
+
+    def _fetch(self, request_id: int, payload: bytes | bytearray) -> None:
+        fetch = decode_json(payload, Fetch, "FETCH", InvalidRequest)
+        self._broker.policy.check(self.principal, FETCH, fetch)
+        self._broker.snapshots.fetch(self, request_id, fetch)
+
     def _greet(self, hello: Hello) -> None:
         tokens = self._broker.settings.auth.tokens
         if tokens:
             self.principal = _principal(hello.token, tokens)
+        self._principal_routes = self._broker.publishing.routes.of(self.principal)
         self.hello = hello
+        if self._is_outdated_for(hello):
+            return
         self._is_open = True
         settings = self._broker.settings
         welcome = Welcome(
@@ -217,8 +260,25 @@ class Session(asyncio.Protocol):
             message_bytes_max=settings.topics.message_bytes_max,
             publishes_max=self._broker.publishes_max,
             revision=REVISION,
+            lineage=self._broker.state.lineage,
+            is_leader=self._broker.gate.is_leading,
+            leader=self._broker.leader,
         )
         self.write(self._connection.welcome(welcome))
+
+    def _is_outdated_for(self, hello: Hello) -> bool:
+        """End the session of a client that has seen a newer history: it must not get an old one."""
+        ours = self._broker.state.lineage
+        if hello.lineage is None or hello.lineage.epoch <= ours.epoch:
+            return False
+        self._broker.outdated()
+        self.end(
+            Conflict(
+                f"this node has history {ours}, the client has seen {hello.lineage}: another node "
+                f"was promoted"
+            )
+        )
+        return True
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -280,7 +340,13 @@ class Session(asyncio.Protocol):
     def _take_no_more(self) -> None:
         """What the intake has gathered, or the rest of a piece, may still come after this."""
         self._is_closing = True
-        self._is_open = self.is_plain = False
+        self._is_open = False
+        self.routes = NO_ROUTES
+
+    @property
+    def is_closed(self) -> bool:
+        """True once nobody is left to receive an answer."""
+        return self._transport is None
 
     # --- limits ------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ class Settling:
             member.is_recalled = False
             member.is_stuck = member.is_stuck and not traces
             self._consuming.go_on(member)
-            self._consuming.set_alarm(member.crew)
+            self._consuming.alarms.set(member.crew)
         self._answer(session, request_id, refused, has_rows=bool(traces))
 
     def _answer(

@@ -1,166 +1,131 @@
-"""Copying batches from one topic to another, inside the broker: `topic.copy`.
+"""Copies of batches from topic to topic, inside the broker: `topic.copy`.
 
     asked ──▶ read the stretch ──▶ publish its batches ──▶ answered: all of them are durable
       │               └────────────────────┴─────────────▶ refused, once nothing of it is under way
       └─────▶ overloaded: so many are under way already
 
-Who wants batches in another topic need not carry them there: it says which, and under which
-numbers. Each becomes a PUBLISH of who asked, by all the rules of the write path: so a copy that is
-asked for again is stored once. Columns are moved as they are; a batch only gets its new numbers.
+A client that wants batches in another topic need not carry them there: it names them, and their new
+numbers. Each becomes a PUBLISH of that client, by all the rules of the write path: so a copy that
+is repeated is stored once. Columns are moved as they are; a batch only gets its new numbers.
 
-Copies of one producer are published in the order in which they were asked for. What one of them
-leaves undone for now must come again before others of that producer, as with publishes
-(`Session.held_sequences`). A copy whose session closes goes no further.
+Copies of one producer are published in the order of their requests. After a copy that was refused
+for now, later sequences of its producer are refused as well until it is repeated, as with publishes
+(`Requester.held_sequences`). A copy whose requester is closed publishes nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from onward.broker.group_ranges import Offset, outside
+from onward.broker.group_ranges import outside
 from onward.broker.inside import Inside
-from onward.broker.producers import SEQUENCE_MAX
 from onward.broker.publish import HELD_MAX, RETRY_AFTER_MS
-from onward.broker.replies import Operation, reply
+from onward.broker.requester import Requester
 from onward.errors import (
     Corruption,
     Forbidden,
     InvalidRequest,
+    NotConnected,
     OffsetOutOfRange,
     OnwardError,
     Overloaded,
     ProtocolError,
     TopicEnded,
-    Unavailable,
 )
 from onward.log.disk import Buffer
-from onward.log.log import Log, Span
+from onward.log.log import Log
 from onward.log.segment import Segment
+from onward.log.span import Span
 from onward.message.batch import BatchHeader, batches_of, restamp
 from onward.message.entry import Entry, entry_heads
 from onward.message.names import check_topic_name
 from onward.protocol.frames import HEADER
-from onward.protocol.payloads import Durability, decode_fields, publish_head
+from onward.protocol.operations.pipeline import CopiedBatches, CopyBatches
+from onward.protocol.payloads import publish_head
 
 if TYPE_CHECKING:
     from onward.broker.broker import Broker
     from onward.broker.catalogue import Topic
     from onward.broker.publish import Publishing
-    from onward.broker.session import Session
-
-logger = logging.getLogger("onward.copy")
 
 COPIES_MAX = 4
 """So many are under way in the whole broker: each holds what it has read in memory."""
-BATCHES_MAX = 16
 BYTES_MAX = 8 << 20
-"""A copy takes as many batches as fit, and at least one."""
+"""A copy has as many batches as fit, and at least one."""
 READ_BYTES_MAX = 1 << 20
-"""After a stretch of this size others have their turn of the loop."""
+"""After a stretch of this size the event loop runs other tasks."""
 PRODUCER_ID_MAX = 2**64 - 1
 
 
-class TopicCopy(msgspec.Struct, frozen=True):
-    """`topic.copy`: batches that follow each other, to another topic under sequences that do."""
-
-    source: str
-    offset: Offset
-    batches: Annotated[int, msgspec.Meta(ge=1, le=BATCHES_MAX)]
-    target: str
-    producer_id: Annotated[int, msgspec.Meta(ge=1)]
-    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
-    durability: Annotated[int, msgspec.Meta(ge=0, le=255)] = Durability.DEFAULT
-
-
-class Copied(NamedTuple):
-    """What is answered: how far it came."""
-
-    next: int
-    batches: int
-    messages: int
-    bytes: int
-
-
 class TopicCopies:
-    """All copies that are under way."""
+    """Copies batches, a few requests at a time."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._under_way: dict[asyncio.Task[None], tuple[Session, int]] = {}
-        """Of each copy who asked, and its producer id."""
+        self._producer_ids: list[int] = []
+        """The producer id of each copy that is under way."""
         self._turns: dict[int, asyncio.Lock] = {}
-        """Of each producer that copies: whose turn it is to publish. First come, first served."""
-        self.operations: dict[str, Operation] = {"topic.copy": self._ask}
+        """By producer id: held by the copy that publishes. First come, first served."""
 
-    def _ask(self, session: Session, request_id: int, payload: bytes | bytearray) -> None:
-        wanted = decode_fields(payload, TopicCopy)
-        if wanted.producer_id > PRODUCER_ID_MAX:
-            raise InvalidRequest(f"producer id {wanted.producer_id} is too large")
-        check_topic_name(wanted.target, system=True)
-        topic = self._broker.catalogue.find_readable(wanted.source)
-        if not topic.first_offset <= wanted.offset < topic.next_offset:
-            raise outside(topic, wanted.offset)
-        if len(self._under_way) >= COPIES_MAX:
-            _hold(session, wanted)
+    async def copy(self, request: CopyBatches, requester: Requester) -> CopiedBatches:
+        """Copy batches and return how many, once all of them are durable."""
+        topic = self._check(request)
+        if len(self._producer_ids) >= COPIES_MAX:
+            _hold(requester, request)
             raise Overloaded(
                 f"{COPIES_MAX} copies are under way already", retry_after_ms=RETRY_AFTER_MS
             )
-        self._turns.setdefault(wanted.producer_id, asyncio.Lock())
-        copy = self._copy(session, request_id, wanted, topic)
-        task = asyncio.get_running_loop().create_task(copy)
-        self._under_way[task] = session, wanted.producer_id
-        task.add_done_callback(partial(self._ended, session, request_id))
+        copier = Copier(requester)
+        with self._turn_of(request.producer_id) as turn:
+            try:
+                async with turn:
+                    copied = await self._publish(copier, request, topic)
+                    if copied.batches < request.batches or copier.error is not None:
+                        # Before the next copy of this producer, which would overtake it.
+                        _hold(requester, request)
+                # Without its turn: the next copy of this producer is read meanwhile.
+                await copier.answered()
+            except Overloaded:
+                _hold(requester, request)
+                raise
+        return copied
 
-    def forget(self, session: Session) -> None:
-        """Go no further with what a closed session asked for; what is published stays."""
-        for task, (asker, _) in self._under_way.items():
-            if asker is session:
-                task.cancel()
+    def _check(self, request: CopyBatches) -> Topic:
+        """Return the topic to copy from; raise if the request cannot be fulfilled."""
+        if request.producer_id > PRODUCER_ID_MAX:
+            raise InvalidRequest(f"producer id {request.producer_id} is too large")
+        check_topic_name(request.target, system=True)
+        topic = self._broker.catalogue.find_readable(request.source)
+        if not topic.first_offset <= request.offset < topic.next_offset:
+            raise outside(topic, request.offset)
+        return topic
 
-    async def drain(self) -> None:
-        """Return when everything that is under way now is answered."""
-        if self._under_way:
-            await asyncio.wait(list(self._under_way))
-
-    async def stop(self) -> None:
-        """Go no further with anything."""
-        for task in self._under_way:
-            task.cancel()
-        await self.drain()
-
-    # --- one copy ----------------------------------------------------------------------------
-
-    async def _copy(
-        self, session: Session, request_id: int, wanted: TopicCopy, topic: Topic
-    ) -> None:
-        copier = Copier(session)
+    @contextmanager
+    def _turn_of(self, producer_id: int) -> Iterator[asyncio.Lock]:
+        """Count a copy as under way, and give the lock of its producer."""
+        self._producer_ids.append(producer_id)
         try:
-            async with self._turns[wanted.producer_id]:
-                copied = await self._hand_over(copier, wanted, topic)
-                if copied.batches < wanted.batches or copier.error is not None:
-                    # Before others of its producer have their turn: they would overtake it.
-                    _hold(session, wanted)
-            # Not in its turn: the next of this producer is read while this is on its way.
-            await copier.answered()
-        except Overloaded:
-            _hold(session, wanted)
-            raise
-        reply(session, request_id, copied._asdict())
+            yield self._turns.setdefault(producer_id, asyncio.Lock())
+        finally:
+            self._producer_ids.remove(producer_id)
+            if producer_id not in self._producer_ids:
+                del self._turns[producer_id]
 
-    async def _hand_over(self, copier: Copier, wanted: TopicCopy, topic: Topic) -> Copied:
+    async def _publish(self, copier: Copier, request: CopyBatches, topic: Topic) -> CopiedBatches:
         """Read the stretch, then publish its batches until one is refused."""
-        stretch = Stretch(topic, wanted)
+        stretch = Stretch(topic, request)
         while not stretch.is_whole:
+            copier.check_open()
             await self._read_next(stretch)
             await asyncio.sleep(0)
-        head = publish_head(0, wanted.target, durability=wanted.durability, batch_bytes=0)
+        head = publish_head(0, request.target, durability=request.durability, batch_bytes=0)
         for number, (batch, header) in enumerate(stretch.batches):
-            packed = self._stamped(wanted, number, batch, header)
+            copier.check_open()
+            packed = self._stamped(request, number, batch, header)
             copier.publish(self._broker.publishing, head[HEADER.size :] + packed)
             await asyncio.sleep(0)
             if copier.error is not None:
@@ -188,49 +153,47 @@ class TopicCopies:
         stretch.take(entries)
 
     def _stamped(
-        self, wanted: TopicCopy, number: int, batch: memoryview, header: BatchHeader
+        self, request: CopyBatches, number: int, batch: memoryview, header: BatchHeader
     ) -> bytes:
         """Return a batch under its new numbers; it keeps its time when it has one."""
         time_ms = None if header.time_ms else self._broker.clock.now_ms()
         try:
             return restamp(
-                batch, producer_id=wanted.producer_id, sequence=wanted.sequence + number,
+                batch, producer_id=request.producer_id, sequence=request.sequence + number,
                 time_ms=time_ms,
             )  # fmt: skip
         except ProtocolError as error:
-            raise _damaged(wanted.source, error) from None
-
-    def _ended(self, session: Session, request_id: int, task: asyncio.Task[None]) -> None:
-        _, producer_id = self._under_way.pop(task)
-        if all(other != producer_id for _, other in self._under_way.values()):
-            del self._turns[producer_id]
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if not isinstance(error, OnwardError):
-            logger.error("copying batches failed", exc_info=error)
-            error = Unavailable(f"copying batches failed: {error}")
-        session.refuse(request_id, error)
+            raise _damaged(request.source, error) from None
 
 
 class Copier(Inside):
-    """Stands in the write path for the session that asked: publishes in its name, in its order."""
+    """Publishes in the name of a requester, in its order, and receives the receipts."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, requester: Requester) -> None:
         super().__init__()
-        self.hello = session.hello
-        self.held_sequences = session.held_sequences
-        self.note_plain = session.note_plain
+        self.hello = requester.hello
+        self.held_sequences = requester.held_sequences
+        self.principal = requester.principal
+        self._requester = requester
         self.error: OnwardError | None = None
-        """Why the first that was refused was."""
+        """Why the first batch that was refused was."""
         self._settled = asyncio.Event()
 
+    def check_open(self) -> None:
+        """Raise when the requester is closed: it asks again if it still wants the copy."""
+        if self._requester.is_closed:
+            raise NotConnected("the connection that asked for this copy is closed")
+
     def publish(self, publishing: Publishing, payload: bytes) -> None:
-        """Publish what stands in a PUBLISH."""
-        # It has all that the write path uses of a session; nothing else of one is ever asked for.
-        publishing.publish(cast("Session", self), self.expect(self._settle), payload)
+        """Publish the payload of a PUBLISH frame."""
+        publishing.publish(self, self.expect(self._settle), payload)
+
+    def note_plain(self) -> None:
+        """Decide anew whether publishes of the connection may take the fast path."""
+        self._requester.note_plain()
 
     async def answered(self) -> None:
-        """Return when everything is stored; raise what was refused when nothing is under way."""
+        """Wait until nothing is under way; raise the first error."""
         while self._waiting:
             self._settled.clear()
             await self._settled.wait()
@@ -245,27 +208,27 @@ class Copier(Inside):
 class Stretch:
     """Batches that follow each other in a topic, as far as they were read."""
 
-    def __init__(self, topic: Topic, wanted: TopicCopy) -> None:
+    def __init__(self, topic: Topic, request: CopyBatches) -> None:
         self.topic = topic
         self.hint: Segment | None = None
         self.batches: list[tuple[memoryview, BatchHeader]] = []
-        self._wanted = wanted
-        self._next_offset = wanted.offset
+        self._request = request
+        self._next_offset = request.offset
         self._bytes = 0
         self._is_full = False
         self._is_careful = False
-        """Something damaged is near: entry by entry, for it may not be wanted."""
+        """Read entry by entry: something near is damaged, perhaps behind the requested batches."""
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether all that is wanted is there, or all that fits."""
-        return self._is_full or len(self.batches) == self._wanted.batches
+        """True when all requested batches were read, or as many as fit."""
+        return self._is_full or len(self.batches) == self._request.batches
 
     @property
-    def copied(self) -> Copied:
-        """Return what there is to say of it."""
-        messages = self._next_offset - self._wanted.offset
-        return Copied(self._next_offset, len(self.batches), messages, self._bytes)
+    def copied(self) -> CopiedBatches:
+        """Return how far it was read."""
+        messages = self._next_offset - self._request.offset
+        return CopiedBatches(self._next_offset, len(self.batches), messages, self._bytes)
 
     def plan(self, log: Log) -> Span:
         """Return what to read next; raise when nothing is stored there."""
@@ -275,7 +238,7 @@ class Stretch:
         if self.batches and offset >= topic.next_offset:
             raise OffsetOutOfRange(
                 f"topic {topic.name!r} has {len(self.batches)} batches from offset "
-                f"{self._wanted.offset} on, not {self._wanted.batches}"
+                f"{self._request.offset} on, not {self._request.batches}"
             )
         span = log.plan(
             topic.number, offset, hint=self.hint,
@@ -284,13 +247,13 @@ class Stretch:
         if offset < topic.first_offset or span is None or span.first_offset > offset:
             raise OffsetOutOfRange(f"message {offset} of topic {topic.name!r} is no longer stored")
         self.hint = span.segment
-        # An entry has a batch at least: of more entries than batches nothing would be wanted.
-        rows = span.rows[: self._wanted.batches - len(self.batches)]
+        # An entry has a batch at least: more entries than batches are never needed.
+        rows = span.rows[: self._request.batches - len(self.batches)]
         length = rows[-1].position + rows[-1].length - span.position
         return Span(span.segment, span.position, length, rows)
 
     def take(self, entries: Buffer) -> None:
-        """Take what is wanted of the entries that come next."""
+        """Add the requested batches of the entries that come next."""
         before = self._next_offset
         try:
             for entry in entry_heads(entries):
@@ -326,7 +289,7 @@ class Stretch:
         self._next_offset += header.count
 
     def note_damage(self, span: Span, error: OSError | Corruption) -> None:
-        """Go on entry by entry, or raise when it is the one that is wanted."""
+        """Continue entry by entry, or raise when the next entry is the damaged one."""
         if len(span.rows) > 1:
             self._is_careful = True
         elif isinstance(error, Corruption):
@@ -335,14 +298,14 @@ class Stretch:
             raise Corruption(f"topic {self.topic.name!r} cannot be read: {error}") from None
 
 
-def _hold(session: Session, wanted: TopicCopy) -> None:
-    """Let nothing else of its producer be published before something of this came again."""
-    held = session.held_sequences
+def _hold(requester: Requester, request: CopyBatches) -> None:
+    """Refuse later sequences of the producer until a part of this copy is repeated."""
+    held = requester.held_sequences
     if len(held) >= HELD_MAX:
         held.clear()
-    last = wanted.sequence + wanted.batches - 1
-    held[wanted.producer_id] = max(last, held.get(wanted.producer_id, 0))
-    session.note_plain()
+    last = request.sequence + request.batches - 1
+    held[request.producer_id] = max(last, held.get(request.producer_id, 0))
+    requester.note_plain()
 
 
 def _damaged(topic: str, error: object) -> Corruption:

@@ -46,6 +46,8 @@ COMMANDS = {
     "pipeline": "Archive, ask, replay and load messages with Spark.",
     "top": "Show live what a broker does: rates, backlogs, members, leases that ran out.",
     "status": "Show how a broker is: its log, its disk, its connections, its counts.",
+    "replica": "Show how a replica is, and the replicas of a node.",
+    "promote": "Make a replica the leader: its source steps down first, if it answers.",
     "log": "Check, show and repair the log of a stopped broker.",
     "config": "Show the settings, and where each one comes from.",
     "bench": "Run the benchmark NAME; `list` names them all, `all` runs them all.",

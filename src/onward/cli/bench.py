@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="How long each round measures.")
 @click.option("--count", type=click.IntRange(min=1), help="Messages (or topics) to work with.")
-@click.option("--bytes", "log_bytes", metavar="SIZE", help="Size of the log for recovery.")
+@click.option(
+    "--bytes", "log_bytes", metavar="SIZE", help="Size of the log for recovery, replica-lag."
+)
 @click.option("--repeat", type=click.IntRange(min=1), help="Rounds; the figure is their median.")
 @click.option(
     "--busy",

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 import onward
 from onward.cli.group import Which, dry_run_option, yes_option
@@ -187,12 +188,11 @@ def _count(
 
 def _record(letter: DeadLetterDescription, group: str) -> dict[str, object]:
     """Return a line of JSON; with its message `onward publish --json-lines` reads it too."""
+    fields: dict[str, object] = msgspec.structs.asdict(letter)
+    del fields["message"]
     place = {"id": letter.id, "topic": letter.topic, "offset": letter.offset}
     message = place if letter.message is None else as_record(letter.message)
-    return message | {
-        "group": group, "cause": letter.cause, "attempts": letter.attempts,
-        "member": letter.member, "died_at_ms": letter.died_at_ms,
-    }  # fmt: skip
+    return message | {"group": group} | fields
 
 
 def _row(letter: DeadLetterDescription, group: str) -> dict[str, object]:

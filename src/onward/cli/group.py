@@ -15,18 +15,22 @@ import msgspec
 
 import onward
 from onward.cli.created import missing_topics, no_create_option, note_created, refuse_missing
-from onward.cli.groups import age, as_record, position_row, retention_columns, state_of
+from onward.cli.groups import age, position_row, retention_columns, state_of
 from onward.cli.options import json_option
 from onward.cli.output import counted, print_json, print_line, print_rows
 from onward.cli.params import START, WHICH, Connect, client_options, confirm
-from onward.cli.read import as_line
-from onward.cli.read import as_record as message_record
+from onward.cli.read import as_line, as_record
 from onward.cli.wishes import as_wish, wish_options
-from onward.client.groups import GroupCounts, GroupDescription, MemberDescription, ShareDescription
 from onward.clock import SystemClock
 from onward.delivery.retry import LADDER_MS, RetryPolicy
 from onward.durations import format_duration, format_instant
 from onward.errors import InvalidRequest
+from onward.protocol.operations.groups import (
+    GroupCounts,
+    GroupDescription,
+    MemberDescription,
+    ShareDescription,
+)
 
 Which = tuple[str, range]
 
@@ -395,7 +399,7 @@ def _check_member(group: GroupDescription, name: str) -> None:
 def print_message(message: onward.Message, *, as_json: bool) -> None:
     """Print a message as `onward read` does."""
     if as_json:
-        print_json(message_record(message))
+        print_json(as_record(message))
     else:
         print_line(as_line(message))
 
@@ -411,8 +415,8 @@ def _print_group(
     group: GroupDescription, *, as_json: bool, counts: GroupCounts | None = None
 ) -> None:
     if as_json:
-        counted_as = {} if counts is None else {"counts": msgspec.to_builtins(counts)}
-        print_json(as_record(group) | counted_as)
+        record: dict[str, object] = msgspec.to_builtins(group)
+        print_json(record if counts is None else record | {"counts": counts})
         return
     now_ms = SystemClock().now_ms()
     words = _words(group) | ({} if counts is None else _count_words(counts))

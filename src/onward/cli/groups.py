@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
-import msgspec
 
 from onward.cli.options import json_option
 from onward.cli.output import print_json, print_rows
 from onward.cli.params import Connect, client_options
 from onward.client.explanation import span
-from onward.client.groups import GroupDescription, PositionDescription
 from onward.clock import SystemClock
+from onward.protocol.operations.groups import GroupDescription, PositionDescription
 
 COLUMNS = [
     "group", "mode", "state", "topics", "members", "backlog", "oldest", "leased", "waiting", "dead",
@@ -33,21 +31,11 @@ def command(*, connect: Connect, topic: str | None, as_json: bool) -> None:
         groups = mq.groups(topic=topic)
     if as_json:
         for group in groups:
-            print_json(as_record(group))
+            print_json(group)
         return
     now_ms = SystemClock().now_ms()
     rows = [as_row(group, now_ms=now_ms) for group in groups]
     print_rows(rows, columns=COLUMNS + retention_columns(rows))
-
-
-def as_record(group: GroupDescription) -> dict[str, Any]:
-    """Return a group as what its line of JSON says.
-
-    >>> as_record(GroupDescription(group="billing"))["mode"]
-    'shared'
-    """
-    record: dict[str, Any] = msgspec.to_builtins(group)
-    return record
 
 
 def as_row(group: GroupDescription, *, now_ms: int) -> dict[str, object]:

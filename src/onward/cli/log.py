@@ -20,8 +20,8 @@ from typing import Any
 import click
 import msgspec
 
-from onward.broker.broker import SavedState
-from onward.broker.catalogue import Catalogue, TopicRecord
+from onward.broker.catalogue import TopicRecord
+from onward.broker.state import State
 from onward.cli import ExitCode
 from onward.cli.options import json_option
 from onward.cli.output import counted, print_json, print_line, print_rows, progress
@@ -42,7 +42,7 @@ _COLUMNS = ["segment", "entries", "messages", "gaps", "bytes", "index", "state"]
 _KINDS = {int(kind): kind.name.lower().replace("_", " ") for kind in Kind}
 _WITH_JSON = (
     Kind.TOPIC_CREATED, Kind.TOPIC_CHANGED, Kind.TOPIC_DELETED, Kind.GROUP_CHANGED,
-    Kind.RECURRING_CHANGED, Kind.RETAINED,
+    Kind.RECURRING_CHANGED, Kind.RETAINED, Kind.LINEAGE,
 )  # fmt: skip
 
 _running_option = click.option(
@@ -234,8 +234,7 @@ def topic_names(disk: OsDisk, folder: str) -> dict[int, str]:
     """Return the names of topics that the newest checkpoint knows, by number."""
     for checkpoint in read_checkpoints(disk, folder):
         if checkpoint.state:
-            state = msgspec.msgpack.decode(checkpoint.state, type=SavedState)
-            catalogue = Catalogue.load(state.catalogue)
+            catalogue = State.load(checkpoint.state).catalogue
             ended = {ending.number: ending.name for ending in catalogue.ended}
             return ended | {number: topic.name for number, topic in catalogue.by_number.items()}
     return {}

@@ -33,16 +33,20 @@ def settings_options(command: Callable[..., object]) -> Callable[..., object]:
     @wraps(command)
     def with_settings(**options: Any) -> object:
         named = options.pop("config_path")
-        given = {name: options.pop(_parameter(SETTINGS[name])) for name in SETTINGS}
+        given = {one.name: options.pop(_parameter(one)) for one in _flags()}
         flags = {name: value for name, value in given.items() if value is not None}
         return command(settings=load_settings(named=named, flags=flags), **options)
 
     decorated: Callable[..., object] = with_settings
-    for setting in reversed(SETTINGS.values()):
+    for setting in reversed(_flags()):
         decorated = _flag(setting)(decorated)
     return click.option("--config", "config_path", metavar="FILE", help="Settings file to read.")(
         decorated
     )
+
+
+def _flags() -> list[Setting]:
+    return [setting for setting in SETTINGS.values() if not setting.is_secret]
 
 
 def load_settings(*, named: str | None, flags: dict[str, object]) -> Settings:

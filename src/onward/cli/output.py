@@ -9,6 +9,7 @@ Rules:
     - rich is imported by the function that needs it, not with this module.
 """
 
+import base64
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
+
+import msgspec
 
 # C0, DEL, C1, marks that change the direction of text, line separators, lone surrogates.
 _UNSAFE = re.compile(
@@ -70,17 +73,31 @@ def print_line(text: str) -> None:
     sys.stdout.write(printable(text) + "\n")
 
 
-def print_json(record: Mapping[str, object]) -> None:
-    r"""Print one record as one line of JSON, safe on a terminal too.
+def print_json(record: Mapping[str, object] | msgspec.Struct) -> None:
+    r"""Print a reply, or a record that may contain replies, as one line of JSON.
+
+    The line has the fields that a reply has on the wire, and is safe on a terminal too.
 
     >>> print_json({"topic": "orders", "offset": 7})
     {"topic": "orders", "offset": 7}
     """
     # JSON escapes C0 by itself. What it leaves alone can only stand inside a string, where an
     # escape means the same character.
-    text = json.dumps(record, ensure_ascii=False)
+    text = json.dumps(record, ensure_ascii=False, default=msgspec.to_builtins)
     escaped = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     sys.stdout.write(escaped + "\n")
+
+
+def body_field(body: bytes) -> dict[str, str]:
+    r"""Return the field of a JSON record for a body: its text, or base64 if it is not UTF-8.
+
+    >>> body_field(b"hello"), body_field(b"\xff")
+    ({'body': 'hello'}, {'body_base64': '/w=='})
+    """
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def print_rows(

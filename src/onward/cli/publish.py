@@ -27,9 +27,9 @@ from onward.cli.output import print_json, print_line, print_rows, progress
 from onward.cli.params import DURATION, Connect, client_options
 from onward.cli.schedule import MOMENT
 from onward.client.bodies import encode_body
-from onward.client.scheduled import SCHEDULE_TOPIC
 from onward.client.sync_schedule import SyncScheduledBatchReceipt
 from onward.errors import InvalidRequest, MessageTooLarge
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC
 
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import click
 
-from onward.cli.output import is_terminal, print_json, printable
+from onward.cli.output import body_field, is_terminal, print_json, printable
 from onward.cli.params import START, Connect, client_options
 from onward.client.reader import ReadBatch
 from onward.durations import format_instant
@@ -119,11 +119,7 @@ def as_record(message: Message) -> dict[str, object]:
         "tenant": message.tenant,
     }
     record |= {name: value for name, value in optional.items() if value is not None}
-    try:
-        record["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(message.body).decode()
-    return record
+    return record | body_field(message.body)
 
 
 def _headers(message: Message) -> dict[str, dict[str, str] | None]:

@@ -5,19 +5,18 @@ Without a command it lists. What is changed is durable when the command returns.
 
 from __future__ import annotations
 
-import base64
 from typing import Literal
 
 import click
 import msgspec
 
 from onward.cli.options import json_option
-from onward.cli.output import print_json, print_line, print_rows
+from onward.cli.output import body_field, print_json, print_line, print_rows
 from onward.cli.params import DURATION, PAIR, Connect, client_options, confirm
 from onward.cli.schedule import MOMENT
-from onward.client.scheduled import RecurringDescription
 from onward.durations import format_duration, format_instant
 from onward.errors import InvalidRequest
+from onward.protocol.operations.schedule import RecurringDescription
 
 _COLUMNS = ["name", "topic", "when", "next", "catch_up"]
 
@@ -220,10 +219,7 @@ def _when(one: RecurringDescription) -> str:
 
 
 def _record(one: RecurringDescription) -> dict[str, object]:
-    record: dict[str, object] = msgspec.structs.asdict(one)
-    try:
-        record["body"] = one.body.decode()
-    except UnicodeDecodeError:
+    record: dict[str, object] = msgspec.structs.asdict(one) | body_field(one.body)
+    if "body_base64" in record:
         del record["body"]
-        record["body_base64"] = base64.b64encode(one.body).decode()
     return record

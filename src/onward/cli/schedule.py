@@ -7,29 +7,29 @@ moments (`2027-01-01T09:00Z`; without a zone: UTC) or how far from now (`2h`). A
 
 from __future__ import annotations
 
-import base64
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 
 import click
+import msgspec
 
 from onward.cli.options import json_option
-from onward.cli.output import counted, print_json, print_line, print_rows
+from onward.cli.output import body_field, counted, print_json, print_line, print_rows
 from onward.cli.params import DURATION, Connect, client_options
 from onward.client.schedule_times import DAY_MS, MINUTE_MS, ahead_ms, moment_ms
-from onward.client.scheduled import (
+from onward.client.scheduled import schedule_id
+from onward.durations import format_duration, format_instant
+from onward.errors import Conflict, InvalidRequest
+from onward.message.relative import Relative
+from onward.protocol.operations.schedule import (
     SCHEDULE_TOPIC,
     CalendarDescription,
     CancelResult,
     MoveResult,
     ScheduledDescription,
-    schedule_id,
 )
-from onward.durations import format_duration, format_instant
-from onward.errors import Conflict, InvalidRequest
-from onward.message.relative import Relative
 
 _COLUMNS = ["id", "fires", "topic", "key", "unique", "bytes"]
 _RESULTS = ["id", "state", "message", "unique"]
@@ -332,22 +332,17 @@ def _row(one: ScheduledDescription) -> dict[str, object]:
 
 
 def _record(one: ScheduledDescription) -> dict[str, object]:
-    record: dict[str, object] = {
-        "id": one.name, "schedule_id": one.id, "state": one.state, "topic": one.topic,
-        "at_ms": one.at_ms, "due_at_ms": one.due_at_ms, "bytes": one.body_bytes,
-    }  # fmt: skip
-    optional = {
-        "offset": one.offset, "key": one.key, "unique": one.unique, "tag": one.tag,
-        "trace_id": one.trace_id, "tenant": one.tenant, "priority": one.priority or None,
-    }  # fmt: skip
-    record |= {name: value for name, value in optional.items() if value is not None}
-    if one.body:
-        # Its beginning, if it is long; it may end in the middle of a character.
-        try:
-            record["body"] = one.body.decode()
-        except UnicodeDecodeError:
-            record["body_base64"] = base64.b64encode(one.body).decode()
-    return record
+    # All fields by their names on the wire, where those with their default are left out.
+    fields = {
+        field.encode_name: getattr(one, field.name)
+        for field in msgspec.structs.fields(one)
+        if field.name not in ("id", "body")
+    }
+    fields["priority"] = one.priority or None
+    record: dict[str, object] = {"id": one.name, "schedule_id": one.id}
+    record |= {name: value for name, value in fields.items() if value is not None}
+    # The first part of a long body may end in the middle of a character.
+    return record | (body_field(one.body) if one.body else {})
 
 
 def _words(one: ScheduledDescription) -> dict[str, object]:
@@ -370,8 +365,4 @@ def _words(one: ScheduledDescription) -> dict[str, object]:
 
 
 def _result_record(result: CancelResult | MoveResult) -> dict[str, object]:
-    record: dict[str, object] = {
-        "id": _name(result.id), "schedule_id": result.id, "state": result.state,
-        "topic": result.topic, "at_ms": result.at_ms, "offset": result.offset,
-    }  # fmt: skip
-    return record | ({"unique": result.unique} if isinstance(result, CancelResult) else {})
+    return {**msgspec.structs.asdict(result), "id": _name(result.id), "schedule_id": result.id}

@@ -3,6 +3,7 @@
 It says on stderr what it is and where, one line per event after that, and never one per message.
 
     exit 0    stopped by SIGTERM or ctrl-C          2    a setting is wrong, or cannot be here
+    exit 1    a replica has another history than its source
     exit 3    the folder or the address is in use
     exit 5    the log is damaged                    74   the disk failed
 """

@@ -29,9 +29,9 @@ from onward.cli.options import json_option
 from onward.cli.output import is_terminal, print_json, print_line, print_rows
 from onward.cli.params import DURATION, Connect, client_options
 from onward.cli.status import rounded_size
-from onward.client.groups import GroupDescription
-from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
+from onward.protocol.operations.groups import GroupDescription
+from onward.protocol.operations.topics import TopicDescription
 
 _TOPICS = ["topic", "messages", "published/s"]
 _GROUPS = [
@@ -247,7 +247,7 @@ def _rate(count: int, elapsed_s: float) -> float:
 
 def _show(view: View, *, as_json: bool, clear: bool) -> None:
     if as_json:
-        print_json(msgspec.to_builtins(view))
+        print_json(view)
         return
     if clear and isinstance(sys.stdout, io.TextIOWrapper):
         # The whole screen is one write, so that it does not flicker.

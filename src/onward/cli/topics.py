@@ -6,7 +6,7 @@ Without a command it lists. What is changed is durable when the command returns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar, get_args
 
 import click
 import msgspec
@@ -16,11 +16,11 @@ from onward.cli.options import json_option
 from onward.cli.output import print_json, print_line, print_rows
 from onward.cli.params import DURATION, INSTANT, SIZE, Connect, client_options, confirm
 from onward.durations import format_duration, format_instant, format_size
+from onward.protocol.operations.topics import Rule
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
-Rule = Literal["read-write", "write-only", "read-only", "closed"]
-_RULES = click.Choice(["read-write", "write-only", "read-only", "closed"])
+_RULES = click.Choice(get_args(Rule))
 _COLUMNS = ["topic", "state", "messages", "first", "next", "rule", "expires"]
 
 
@@ -98,7 +98,7 @@ def list_topics(*, connect: Connect, ended: bool, prefix: str, as_json: bool) ->
         topics = mq.topics(prefix=prefix, ended=ended)
     if as_json:
         for topic in topics:
-            print_json(_record(topic))
+            print_json(topic)
     else:
         print_rows(map(_row, topics), columns=_COLUMNS)
 
@@ -212,20 +212,15 @@ def delete(*, connect: Connect, name: str, yes: bool, as_json: bool) -> None:
 
 def _print_topic(topic: onward.TopicDescription, *, as_json: bool) -> None:
     if as_json:
-        print_json(_record(topic))
+        print_json(topic)
         return
     rows = [{"name": name, "value": value} for name, value in _words(topic).items()]
     print_rows(rows, columns=["name", "value"])
 
 
-def _record(topic: onward.TopicDescription) -> dict[str, object]:
-    record: dict[str, object] = msgspec.structs.asdict(topic)
-    return record
-
-
 def _row(topic: onward.TopicDescription) -> dict[str, object]:
     return {
-        **_record(topic),
+        **msgspec.structs.asdict(topic),
         "first": topic.first_offset,
         "next": topic.next_offset,
         "expires": _moment(topic.expires_at_ms),

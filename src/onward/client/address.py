@@ -1,7 +1,7 @@
 """Where a broker is, as text.
 
 localhost:7700            one broker; the port may be left out; `tcp://` may stand before it
-a:7700,b:7700             several; the first that answers is used
+a:7700,b:7700             several nodes of one history; the one that takes writes is used
 unix:/run/onward.sock     a Unix socket
 file:./folder             a broker inside this process, on that folder
 memory:                   a broker inside this process, in memory: for tests

@@ -7,18 +7,21 @@ for users.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TypeVar
 
 from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.reader import CREDIT_BYTES, Reader
-from onward.client.topics import TopicDescription
 from onward.clock import Clock
 from onward.durations import Duration
 from onward.errors import InvalidRequest
 from onward.message.message import Message
 from onward.message.relative import SINCE_REVISION, Relative
+from onward.protocol.operations import Request
+from onward.protocol.operations.topics import TopicDescription
 from onward.protocol.payloads import Start
+
+Reply = TypeVar("Reply")
 
 
 class Asking(ABC):
@@ -28,12 +31,16 @@ class Asking(ABC):
     _timeout_s: float
 
     @abstractmethod
-    async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
-        """Ask once; what only asks is asked again when the connection is lost."""
+    async def _call(self, request: Request[Reply], *, wait_s: float = 0) -> Reply:
+        """Return the reply to a request; repeat a repeatable one when the connection is lost."""
 
     @abstractmethod
-    async def _ask(self, link: Link, request: dict[str, object]) -> dict[str, Any] | None:
+    async def _call_once(self, link: Link, request: Request[Reply]) -> Reply | None:
         """Return the reply, or None when the connection was lost before it came."""
+
+    @abstractmethod
+    async def _ask(self, link: Link, encoded: bytes) -> bytes | bytearray | None:
+        """Return the payload of the reply, or None when the connection was lost before it came."""
 
     @abstractmethod
     def _keeper(self) -> Keeper:

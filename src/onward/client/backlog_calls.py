@@ -8,12 +8,11 @@ Both schedule and groups are asked here, so these calls stand beside the calls o
 
 from __future__ import annotations
 
-import msgspec
-
 from onward.client.group_calls import GroupCalls
-from onward.client.groups import GroupCounts
 from onward.client.life_calls import RECURRING
 from onward.client.schedule_calls import ScheduleCalls
+from onward.protocol.operations.group_moves import PurgeReady
+from onward.protocol.operations.groups import CountGroup, GroupCounts
 
 _CANCELLED_AT_ONCE = 1_000
 PURGED = "purged by an operator"
@@ -46,17 +45,16 @@ class BacklogCalls(GroupCalls, ScheduleCalls):
         >>> asyncio.run(main())
         [3, 1]
         """
-        request = {"op": "group.purge", "group": group, "topic": topic or ""}
         count = 0
         if scheduled:
             # Asked first, so that a group or topic that does not exist cancels nothing.
-            await self._request({**request, "dry_run": True})
+            await self._call(PurgeReady(group=group, topic=topic or "", dry_run=True))
             topics = [topic] if topic else [one.topic for one in (await self.group(group)).topics]
             # Before what is ready: what fires meanwhile is ready then.
             for name in topics:
                 count += await self._purge_scheduled(name, dry_run=dry_run)
-        reply = await self._request({**request, "dry_run": dry_run})
-        return count + int(reply["count"])
+        reply = await self._call(PurgeReady(group=group, topic=topic or "", dry_run=dry_run))
+        return count + reply.count
 
     async def group_counts(self, group: str) -> GroupCounts:
         """Return what is ready, leased, retrying and scheduled for a group, from one moment.
@@ -72,8 +70,7 @@ class BacklogCalls(GroupCalls, ScheduleCalls):
         >>> asyncio.run(main())
         (2, 1, False)
         """
-        reply = await self._request({"op": "group.counts", "group": group})
-        return msgspec.convert(reply, GroupCounts)
+        return await self._call(CountGroup(group=group))
 
     async def _purge_scheduled(self, topic: str, *, dry_run: bool) -> int:
         count = 0

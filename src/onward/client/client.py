@@ -5,6 +5,7 @@
                                          ├─ groups, dead letters, find, explain   (group_calls)
                                          ├─ cancel, reschedule, calendar, ...     (schedule_calls)
                                          ├─ topic_ends, publish_encoded, ...      (pipeline_calls)
+                                         ├─ replication, promote, step_down       (replica_calls)
                                          └─ topics, create_topic, ...             (topic_calls)
 
 Every call has a deadline. An error says who must act: see `onward.errors`. What only asks is asked
@@ -17,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, Unpack, cast, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -30,18 +32,18 @@ from onward.client.address import Address, parse_addresses
 from onward.client.backlog_calls import BacklogCalls
 from onward.client.bodies import encode_bodies, encode_body
 from onward.client.consume_calls import ConsumeCalls
-from onward.client.group_calls import GROUP_ASKS
-from onward.client.keeper import Dial, Keeper, socket_dial
+from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.message_parts import Tags, check_column, joined_tags, optional_parts
-from onward.client.pipeline_calls import PIPELINE_ASKS, PipelineCalls
+from onward.client.nodes import Dial, socket_dial
+from onward.client.pipeline_calls import PipelineCalls
 from onward.client.producer import Producer
-from onward.client.reader import Reader, ReadStart
+from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
-from onward.client.schedule_calls import SCHEDULE_ASKS
+from onward.client.replica_calls import ReplicaCalls
 from onward.client.schedule_times import NOW, At, Delays, Times, When
-from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledBatchReceipt, ScheduledReceipt
-from onward.client.topic_calls import TOPIC_ASKS, TopicCalls
+from onward.client.scheduled import ScheduledBatchReceipt, ScheduledReceipt
+from onward.client.topic_calls import TopicCalls
 from onward.client.topics import (
     after_start,
     check_end,
@@ -54,6 +56,7 @@ from onward.errors import (
     InvalidRequest,
     MessageTooLarge,
     NotConnected,
+    NotLeader,
     OffsetOutOfRange,
     OutcomeUnknown,
 )
@@ -61,12 +64,13 @@ from onward.message.message import Message
 from onward.message.names import check_topic_name
 from onward.message.texts import check_text
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import Durability, decode_error, decode_reply
+from onward.protocol.operations import Request, decode_reply, encode_request, operation_of
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC
+from onward.protocol.operations.status import ShowStatus
+from onward.protocol.payloads import Durability, decode_error
 from onward.settings import Settings
 
-_ASKS_ONLY = (
-    frozenset({"status"}) | TOPIC_ASKS | GROUP_ASKS | SCHEDULE_ASKS | PIPELINE_ASKS
-)  # fmt: skip
+Reply = TypeVar("Reply")
 TIMEOUT_S = 30.0
 _DURABILITIES = {one.name.lower(): int(one) for one in Durability}
 
@@ -118,7 +122,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
+class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls, ReplicaCalls):
     """A connection to Onward that mends itself. Made by `connect`."""
 
     def __init__(
@@ -187,10 +191,12 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
             await self._make_dials(), name=self._name, token=self._token, jitter=self._jitter,
             addresses=[str(address) for address in self._addresses],
             probe=None if self._dials is not None else self._speaks_tls,
+            learns=self._dials is None and self._embedded is None,
         )  # fmt: skip
         producer = Producer(
-            producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock
-        )
+            producer_id=self._producer_id, timeout_s=self._timeout_s, clock=self._clock,
+            keeper=keeper,
+        )  # fmt: skip
         keeper.listen(producer.use)
         keeper.listen_final(producer.close)
         keeper.listen(self._use_in_pipeline)
@@ -455,7 +461,7 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
         self._check_relative(begins)
         return Reader(
             self._keeper(), topic, follow=follow, timeout_s=self._timeout_s, end=end,
-            start=cast(ReadStart, begins),
+            start=begins,
         )  # fmt: skip
 
     async def get(self, topic: str, offset: int) -> Message:
@@ -471,7 +477,7 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
         check_topic_name(topic, system=True)
         reader = Reader(
             self._keeper(), topic, follow=False, timeout_s=self._timeout_s, credit_bytes=1,
-            start=cast(ReadStart, read_start(offset)),
+            start=read_start(offset),
         )  # fmt: skip
         batches = reader.batches()
         try:
@@ -498,33 +504,73 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
         >>> asyncio.run(main())
         1
         """
-        return await self._request({"op": "status"})
+        return msgspec.structs.asdict(await self._call(ShowStatus()))
+
+    def has_leader(self) -> bool:
+        """Return True while the client is connected to a node that takes writes.
+
+        Otherwise it is connected to a replica, which serves reads, or not connected.
+        """
+        return self._opened is not None and self._opened[0].has_leader
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _request(self, request: dict[str, object], *, wait_s: float = 0) -> dict[str, Any]:
-        """Ask once; what only asks is asked again when the connection is lost."""
-        may_be_done = False
+    async def _call(self, request: Request[Reply], *, wait_s: float = 0) -> Reply:
+        """Return the reply to a request; repeat a repeatable one when the connection is lost."""
+        operation = operation_of(request)
+        return await self._until_answered(
+            operation.name, partial(self._call_once, request=request), wait_s=wait_s,
+            is_repeatable=operation.is_repeatable,
+            is_for_leader=all(one.resource != "node" for one in operation.needs),
+        )  # fmt: skip
+
+    async def _until_answered(
+        self, name: str, ask: Callable[[Link], Awaitable[Reply | None]], *, wait_s: float,
+        is_repeatable: bool, is_for_leader: bool = True,
+    ) -> Reply:  # fmt: skip
+        """Ask until there is an answer; a node that does not lead refers to the one that does.
+
+        What is about the node itself is never asked of another one.
+        """
+        may_be_done, refusal = False, None
         try:
             async with asyncio.timeout(self._timeout_s + wait_s):
                 while True:
-                    link = await self._keeper().connected(timeout_s=self._timeout_s)
-                    may_be_done = request["op"] not in _ASKS_ONLY
-                    reply = await self._ask(link, request)
+                    keeper = self._keeper()
+                    wait = keeper.connected if refusal is None else keeper.leader
+                    link = await wait(timeout_s=self._timeout_s)
+                    may_be_done = not is_repeatable
+                    try:
+                        reply = await ask(link)
+                    except NotLeader as error:
+                        if not is_for_leader:
+                            raise
+                        may_be_done, refusal = False, error
+                        keeper.need_leader(link, error)
+                        continue
                     if reply is not None:
                         return reply
                     if may_be_done:
-                        raise OutcomeUnknown(f"the connection was lost during {request['op']}")
+                        raise OutcomeUnknown(f"the connection was lost during {name}")
         except TimeoutError:
-            kind = OutcomeUnknown if may_be_done else NotConnected
-            raise kind(f"no answer in time for {request['op']}") from None
+            if may_be_done:
+                raise OutcomeUnknown(f"no answer in time for {name}") from None
+            raise (
+                self._keeper().unreachable
+                or refusal
+                or NotConnected(f"no answer in time for {name}")
+            ) from None
 
-    async def _ask(self, link: Link, request: dict[str, object]) -> dict[str, Any] | None:
+    async def _call_once(self, link: Link, request: Request[Reply]) -> Reply | None:
         """Return the reply, or None when the connection was lost before it came."""
+        payload = await self._ask(link, encode_request(request))
+        return None if payload is None else decode_reply(payload, request)
+
+    async def _ask(self, link: Link, encoded: bytes) -> bytes | bytearray | None:
+        """Return the payload of the reply, or None when the connection was lost before it came."""
         answer: asyncio.Future[tuple[int, bytes | bytearray]] = (
             asyncio.get_running_loop().create_future()
         )
-        encoded = _encode_request(request)
 
         def take(kind: int, payload: bytes | bytearray) -> None:
             if not answer.done():
@@ -542,7 +588,7 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
         kind, reply = answer.result()
         if kind == Kind.ERROR:
             raise decode_error(reply)
-        return decode_reply(reply)
+        return reply
 
     async def _speaks_tls(self, number: int) -> bool:
         from onward.client.probing import speaks_tls  # it imports ssl, which is seldom needed
@@ -592,23 +638,6 @@ class Client(TopicCalls, ConsumeCalls, BacklogCalls, PipelineCalls):
         limit = link.welcome.batch_bytes_max - 1024 if link is not None else 0
         if limit and size > limit:
             raise MessageTooLarge(f"a message of {size} bytes is too large: the limit is {limit}")
-
-
-def _encode_request(request: dict[str, object]) -> bytes:
-    """Return a request as JSON, or raise `InvalidRequest` for the field that JSON cannot hold."""
-    try:
-        return msgspec.json.encode(request)
-    except (UnicodeEncodeError, TypeError, OverflowError, RecursionError):
-        for field, value in request.items():
-            try:
-                msgspec.json.encode(value)
-            except UnicodeEncodeError:
-                raise InvalidRequest(
-                    f"{field} is not valid Unicode: it has a lone surrogate"
-                ) from None
-            except (TypeError, OverflowError, RecursionError) as error:
-                raise InvalidRequest(f"{field} cannot be sent: {error}") from None
-        raise
 
 
 def _durability(name: str | None) -> int:

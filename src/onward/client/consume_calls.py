@@ -34,7 +34,8 @@ class Consumers:
 
     def __init__(self) -> None:
         self.count = 0
-        self.all: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        # A dictionary for its order: the simulator replays a run from its seed.
+        self.all: weakref.WeakKeyDictionary[Consumer, None] = weakref.WeakKeyDictionary()
         self.fetchers: dict[tuple[tuple[str, ...], str], Consumer] = {}
 
     async def close(self) -> None:
@@ -133,7 +134,7 @@ class ConsumeCalls(Asking):
             clock=self._clock, is_named=member is not None,
             position=None if position is None else os.fspath(position),
         )  # fmt: skip
-        self._consumers.all.add(consumer)
+        self._consumers.all[consumer] = None
         return consumer
 
     async def fetch(

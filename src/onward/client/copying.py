@@ -18,7 +18,6 @@ from itertools import takewhile
 
 from onward.errors import NotConnected, OnwardError
 
-COPY_BATCHES_MAX = 16
 PAUSE_S_MIN = 0.02
 
 

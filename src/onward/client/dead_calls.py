@@ -13,17 +13,22 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import TypedDict
 
-import msgspec
+from msgspec.structs import asdict, replace
 
 from onward.client.asking import Asking
 from onward.client.finding import collect
-from onward.client.groups import DeadLetterDescription, Offsets, as_ranges
+from onward.client.groups import DeadLetterDescription, Offsets, as_ranges, in_parts
 from onward.delivery.ranges import Range, ranges_of
 from onward.errors import Forbidden, InvalidRequest, UnknownTopic
 from onward.message.message import Message
 from onward.message.texts import check_text
+from onward.protocol.operations.dead_letters import (
+    ListDeadLetters,
+    PurgeDeadLetters,
+    RedriveDeadLetters,
+)
 
 logger = logging.getLogger("onward.client")
 
@@ -32,7 +37,14 @@ Where = Callable[[DeadLetterDescription, Message | None], bool]
 
 _PAGE = 1_000
 _PAGE_WITH_MESSAGES = 100
-_RANGES_MAX = 10_000
+
+
+class _Choice(TypedDict, total=False):
+    """Fields of a request that say which dead letters it is about."""
+
+    topic: str
+    ranges: list[Range]
+    all: bool
 
 
 class DeadCalls(Asking):
@@ -75,21 +87,19 @@ class DeadCalls(Asking):
             )
         is_looked_at = messages or text is not None or where is not None
         limit = _PAGE_WITH_MESSAGES if is_looked_at else _PAGE
-        request: dict[str, object] = {"op": "dead.list", "group": group, "limit": limit}
-        if topic is not None:
-            request["topic"] = topic
-        after: object = None
+        after: tuple[str, int] | None = None
         unreadable: set[str] = set()
         while True:
-            asked = {**request, "after": after} if after else request
-            reply = await self._request(asked)
-            page = [_letter(fields) for fields in reply["dead"]]
+            page = await self._call(
+                ListDeadLetters(group=group, topic=topic or "", after=after, limit=limit)
+            )
+            letters = [DeadLetterDescription(**asdict(letter)) for letter in page.dead]
             if is_looked_at:
-                page = await self._with_messages(page, unreadable)
-            for letter in page:
+                letters = await self._with_messages(letters, unreadable)
+            for letter in letters:
                 if _is_wanted(letter, text, where):
                     yield letter
-            after = reply.get("next")
+            after = page.next
             if not after:
                 return
 
@@ -119,9 +129,13 @@ class DeadCalls(Asking):
         >>> asyncio.run(main())
         [1, 1]
         """
-        return await self._settle_dead(
-            "dead.redrive", group, topic, offsets, text, where, dry_run=dry_run
-        )
+        choices = await self._choices(group, topic, offsets, text, where)
+        replies = [
+            await self._call(RedriveDeadLetters(group=group, dry_run=dry_run, **choice))
+            for choice in choices
+        ]
+        _warn_of_gone(group, sum(reply.gone for reply in replies))
+        return sum(reply.count for reply in replies)
 
     async def purge(
         self,
@@ -147,38 +161,33 @@ class DeadCalls(Asking):
         >>> asyncio.run(main())
         [1, 0]
         """
-        return await self._settle_dead(
-            "dead.purge", group, topic, offsets, text, where, dry_run=dry_run
-        )
+        choices = await self._choices(group, topic, offsets, text, where)
+        replies = [
+            await self._call(PurgeDeadLetters(group=group, dry_run=dry_run, **choice))
+            for choice in choices
+        ]
+        return sum(reply.count for reply in replies)
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _settle_dead(
-        self, op: str, group: str, topic: str | None, offsets: Offsets | None,
-        text: str | None, where: Where | None, *, dry_run: bool,
-    ) -> int:  # fmt: skip
-        request: dict[str, object] = {"op": op, "group": group, "dry_run": dry_run}
+    async def _choices(
+        self, group: str, topic: str | None, offsets: Offsets | None, text: str | None,
+        where: Where | None,
+    ) -> list[_Choice]:  # fmt: skip
+        """Return which dead letters are meant, as the fields of one or several requests."""
         if offsets is not None and topic is None:
             raise InvalidRequest("offsets belong to a topic: say which")
-        if offsets is None and text is None and where is None:
-            asked = request | ({"all": True} if topic is None else {"all": True, "topic": topic})
-            reply = await self._request(asked)
-            _warn_of_gone(group, int(reply.get("gone", 0)))
-            return int(reply["count"])
-        if text is None and where is None:
-            assert offsets is not None
+        if text is not None or where is not None:
+            chosen = await self._chosen(group, topic, offsets, text, where)
+        elif offsets is not None:
             chosen = {str(topic): as_ranges(offsets)}
         else:
-            chosen = await self._chosen(group, topic, offsets, text, where)
-        count = gone = 0
-        for name, ranges in chosen.items():
-            for at in range(0, len(ranges), _RANGES_MAX):
-                part = ranges[at : at + _RANGES_MAX]
-                reply = await self._request({**request, "topic": name, "ranges": part})
-                count += int(reply["count"])
-                gone += int(reply.get("gone", 0))
-        _warn_of_gone(group, gone)
-        return count
+            return [{"all": True, "topic": topic or ""}]
+        return [
+            {"topic": name, "ranges": part}
+            for name, ranges in chosen.items()
+            for part in in_parts(ranges)
+        ]
 
     async def _chosen(
         self, group: str, topic: str | None, offsets: Offsets | None, text: str | None,
@@ -213,7 +222,6 @@ class DeadCalls(Asking):
             except Forbidden as error:
                 unreadable.add(topic)
                 logger.warning("dead letters are listed without their messages: %s", error)
-        replace: Any = msgspec.structs.replace
         return [replace(one, message=found.get((one.topic, one.offset))) for one in page]
 
 
@@ -223,11 +231,6 @@ def _warn_of_gone(group: str, count: int) -> None:
             "group %r: %d dead letters cannot be redriven: their messages are gone from the log; "
             "purge forgets them", group, count,
         )  # fmt: skip
-
-
-def _letter(fields: dict[str, Any]) -> DeadLetterDescription:
-    known = DeadLetterDescription.__struct_fields__
-    return DeadLetterDescription(**{name: fields[name] for name in known if name in fields})
 
 
 def _is_wanted(letter: DeadLetterDescription, text: str | None, where: Where | None) -> bool:

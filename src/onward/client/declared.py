@@ -17,11 +17,11 @@ from typing import Literal, TypedDict
 from onward.client.bodies import encode_body
 from onward.client.client import Client
 from onward.client.message_parts import joined_tags, optional_parts
-from onward.client.scheduled import RecurringDescription
 from onward.client.work import Work
 from onward.durations import Duration, either_ms
 from onward.errors import InvalidRequest
 from onward.message.names import check_topic_name
+from onward.protocol.operations.schedule import RecurringDescription
 
 logger = logging.getLogger("onward.app")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.producer import OpenBatch, Producer, WholeBatch
 from onward.client.receipt import BatchReceipt
@@ -97,7 +98,8 @@ class EncodedProducer(Producer):
 class EncodedProducers:
     """The producers of one client that publish under ids of its callers."""
 
-    def __init__(self, *, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, *, timeout_s: float, clock: Clock, keeper: Keeper) -> None:
+        self._keeper = keeper
         self._timeout_s = timeout_s
         self._clock = clock
         self._link: Link | None = None
@@ -110,8 +112,9 @@ class EncodedProducers:
             if len(self._by_id) >= PRODUCERS_MAX:
                 self._forget_idle()
             producer = EncodedProducer(
-                producer_id=producer_id, timeout_s=self._timeout_s, clock=self._clock
-            )
+                producer_id=producer_id, timeout_s=self._timeout_s, clock=self._clock,
+                keeper=self._keeper,
+            )  # fmt: skip
             producer.use(self._link)
             self._by_id[producer_id] = producer
         return producer

@@ -12,16 +12,18 @@ Everything here is pure: it is handed rows and replies and says what they mean.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
+from msgspec.structs import asdict
 
-from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledDescription
 from onward.delivery.trace import Trace, decode_row
 from onward.durations import format_duration, format_instant
 from onward.errors import Corruption
 from onward.message.message import Message
+from onward.protocol.operations.messages import MessageInGroup, Publisher
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC, ScheduledDescription
 
 EVENTS_MAX = 1_000
 """Kept of one group, the latest: a message that is retried for ever has a long life line."""
@@ -37,22 +39,6 @@ _UNTRACED_GONE = (
     "acked, left out, or dropped by retention before it was delivered; "
     "the trace no longer reaches back"
 )
-
-
-class Publisher(msgspec.Struct, frozen=True):
-    """The program that published a message.
-
-    >>> str(Publisher("billing", "web-1", 4711))
-    'billing on web-1, pid 4711'
-    """
-
-    client: str = ""
-    host: str = ""
-    pid: int = 0
-
-    def __str__(self) -> str:
-        place = f" on {self.host}" if self.host else ""
-        return f"{self.client or 'a client'}{place}" + (f", pid {self.pid}" if self.pid else "")
 
 
 class LifeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -375,30 +361,30 @@ class LifeStory:
                     continue  # a row that nobody can read tells nothing
 
     def lives(
-        self, states: Iterable[Mapping[str, Any]], *, is_complete: bool = True,
-        is_stored: bool = True,
-    ) -> tuple[GroupLife, ...]:  # fmt: skip
-        """Return how it went in every group, from what was taken and what the broker says now.
+        self, states: Iterable[MessageInGroup], *, is_complete: bool = True, is_stored: bool = True
+    ) -> tuple[GroupLife, ...]:
+        """Return how it went in every group, from the rows so far and its present states.
 
         Where the trace is not complete, it may not say how the message was finished.
         """
         untraced = "" if is_complete else _UNTRACED_STORED if is_stored else _UNTRACED_GONE
-        alive = {str(state["group"]): state for state in states}
+        by_group = {state.group: state for state in states}
         for name, events in self._events.items():
-            if name not in alive and any(
+            if name not in by_group and any(
                 event.did not in ("forked", "started") for event in events
             ):
-                alive[name] = {"group": name, "state": "gone"}
-        return tuple(self._life(alive[name], untraced) for name in sorted(alive))
+                by_group[name] = MessageInGroup(group=name, state="gone", attempt=1)
+        return tuple(self._life(by_group[name], untraced) for name in sorted(by_group))
 
-    def _life(self, state: Mapping[str, Any], untraced: str) -> GroupLife:
-        first = state.get("behind")
-        behind = "" if first is None else f"{self._topic}/{first}"
-        life = msgspec.convert({**state, "behind": behind}, GroupLife)
-        events = tuple(self._events.get(life.group, ()))
-        is_told = life.state != "finished" or any(event.did in _ENDS for event in events)
-        cause = life.cause if is_told else untraced
-        return msgspec.structs.replace(life, events=events, cause=cause)
+    def _life(self, state: MessageInGroup, untraced: str) -> GroupLife:
+        events = tuple(self._events.get(state.group, ()))
+        is_told = state.state != "finished" or any(event.did in _ENDS for event in events)
+        known = {name: value for name, value in asdict(state).items() if value is not None}
+        if state.behind is not None:
+            known["behind"] = f"{self._topic}/{state.behind}"
+        if not is_told:
+            known["cause"] = untraced
+        return GroupLife(**known, events=events)
 
     def _take(self, row: Trace) -> None:
         took_ms = worked_ms = None

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -42,13 +43,14 @@ from onward.errors import (
 from onward.message.entry import entry_heads
 from onward.protocol.deliveries import Joined
 from onward.protocol.frames import Kind
+from onward.protocol.operations import Request, decode_reply, encode_request
+from onward.protocol.operations.topics import DescribeTopic
 from onward.protocol.payloads import (
     Read,
     Start,
     credit_frame,
     decode_end,
     decode_error,
-    decode_reply,
     encode_json,
 )
 
@@ -71,13 +73,15 @@ class Settings(msgspec.Struct):
 class Stream:
     """How far one topic is."""
 
-    __slots__ = ("next_offset", "number", "open", "request_id", "topic")
+    __slots__ = ("is_certain", "next_offset", "number", "open", "request_id", "topic")
 
-    def __init__(self, topic: str, *, number: int, next_offset: int) -> None:
+    def __init__(self, topic: str, *, number: int, next_offset: int, is_certain: bool) -> None:
         self.topic = topic
         self.number = number
         self.open = Ranges()
         self.next_offset = next_offset
+        self.is_certain = is_certain
+        """The position is known to be of this topic, not of an earlier one of its name."""
         self.request_id = 0
 
     @property
@@ -134,8 +138,12 @@ class Following:
             number = joined.numbers.get(topic, 0)
             stream = self._streams.get(topic)
             if stream is None or not stream.position.is_of(number):
+                kept = self._kept.get(topic)
                 offset = self._start_of(topic, number, joined.positions.get(topic, 0))
-                self._streams[topic] = Stream(topic, number=number, next_offset=offset)
+                self._streams[topic] = Stream(
+                    topic, number=number, next_offset=offset,
+                    is_certain=kept is not None and kept.number == number > 0,
+                )  # fmt: skip
         self.follow(joined)
         for stream in self._streams.values():
             self._read(stream)
@@ -187,9 +195,7 @@ class Following:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def _ask(
-        self, request: dict[str, object], answer: Callable[[int, bytes | bytearray], None]
-    ) -> None:
+    def _ask(self, request: Request[Any], answer: Callable[[int, bytes | bytearray], None]) -> None:
         """Ask the broker; an answer over a connection that we no longer use is none."""
         link = self._link
         assert link is not None
@@ -200,7 +206,7 @@ class Following:
                 answer(kind, payload)
 
         request_id = link.expect(take)
-        link.send(Kind.REQUEST, request_id, encode_json(request))
+        link.send(Kind.REQUEST, request_id, encode_request(request))
 
     def _read(self, stream: Stream) -> None:
         link = self._link
@@ -223,19 +229,21 @@ class Following:
 
     def _find_place(self, stream: Stream) -> None:
         """Our place is no more in the topic: ask what it holds, and read on there."""
+        request = DescribeTopic(topic=stream.topic)
 
         def described(kind: int, payload: bytes | bytearray) -> None:
             if kind != Kind.REPLY:
                 self._ended(stream, decode_error(payload))
                 return
-            reply = decode_reply(payload)
-            first, end = int(reply["first_offset"]), int(reply["next_offset"])
-            # A topic that ends before our place is not the one that it was.
-            is_another = stream.next_offset > end
-            stream.next_offset = first if is_another else max(first, stream.next_offset)
+            topic = decode_reply(payload, request)
+            first, end = topic.first_offset, topic.next_offset
+            # A topic that ends before our place is not the one that it was, or it has lost its
+            # end: a replica was promoted that did not have it.
+            is_another = stream.next_offset > end and not stream.is_certain
+            stream.next_offset = first if is_another else min(end, max(first, stream.next_offset))
             self._read(stream)
 
-        self._ask({"op": "topic.describe", "topic": stream.topic}, described)
+        self._ask(request, described)
 
     def _take(self, stream: Stream, link: Link, kind: int, payload: bytes | bytearray) -> None:
         if kind == Kind.ENTRIES:
@@ -280,7 +288,7 @@ class Following:
         )
         give = partial(self._give, stream, link, len(entries))
         if ranges:
-            stream.next_offset = ranges[-1][1]
+            stream.next_offset, stream.is_certain = ranges[-1][1], True
         batch = DeliveryBatch(
             self, entries, topic=stream.topic, number=stream.number, lease=0, on_taken=give,
             grants=[(start, end, 1, 1) for start, end in ranges],

@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
 from onward.client.dead_calls import DeadCalls
 from onward.client.finding import Moment, collect, parse_id, read_end
 from onward.client.groups import (
-    GroupDescription,
     GroupStart,
     Offsets,
     as_names,
     as_ranges,
+    in_parts,
     make_wish,
-    start_of,
 )
 from onward.client.life_calls import LifeCalls
 from onward.client.topics import read_start
@@ -34,16 +31,29 @@ from onward.delivery.retry import RetryPolicy
 from onward.durations import Duration
 from onward.errors import InvalidRequest
 from onward.message.message import Message
+from onward.message.relative import Relative
+from onward.protocol.operations.group_moves import (
+    PEEK_MAX,
+    ForkGroup,
+    PeekGroup,
+    ReplayMessages,
+    ResetGroup,
+    SkipMessages,
+)
+from onward.protocol.operations.groups import (
+    ChangeGroup,
+    CreateGroup,
+    DeleteGroup,
+    DescribeGroup,
+    GroupDescription,
+    ListGroups,
+    PauseGroup,
+    ResumeGroup,
+    SetMember,
+)
 from onward.protocol.payloads import Start
 
-GROUP_ASKS = frozenset(
-    {"group.list", "group.describe", "group.counts", "group.peek", "dead.list", "message.state"}
-)
-"""Operations that only ask: they are asked again when the connection is lost."""
-
 _PAGE = 500
-_RANGES_MAX = 10_000
-PEEK_MAX = 10_000
 
 
 class GroupCalls(DeadCalls, LifeCalls):
@@ -62,17 +72,14 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         ['audit', 'billing']
         """
-        found: list[GroupDescription] = []
-        request: dict[str, object] = {"op": "group.list", "limit": _PAGE}
-        if topic is not None:
-            request["topic"] = topic
+        groups: list[GroupDescription] = []
         after = ""
         while True:
-            reply = await self._request({**request, "after": after})
-            found += msgspec.convert(reply["groups"], list[GroupDescription])
-            after = reply["next"]
+            page = await self._call(ListGroups(after=after, limit=_PAGE, topic=topic or ""))
+            groups += page.groups
+            after = page.next
             if not after:
-                return found
+                return groups
 
     async def group(self, group: str) -> GroupDescription:
         """Return what there is to know of one group; `UnknownGroup` when there is none.
@@ -86,9 +93,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         2
         """
-        return msgspec.convert(
-            await self._request({"op": "group.describe", "group": group}), GroupDescription
-        )
+        return await self._call(DescribeGroup(group=group))
 
     async def create_group(
         self,
@@ -134,11 +139,9 @@ class GroupCalls(DeadCalls, LifeCalls):
             key_rate=key_rate, key_concurrency=key_concurrency,
             expires_idle=expires_idle, expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
-        request = {
-            "op": "group.create", "group": group, "topics": as_names(topics), "wish": wish,
-            "exist_ok": exist_ok,
-        }  # fmt: skip
-        return msgspec.convert(await self._request(request), GroupDescription)
+        return await self._call(
+            CreateGroup(group=group, topics=tuple(as_names(topics)), wish=wish, exist_ok=exist_ok)
+        )
 
     async def change_group(
         self,
@@ -186,12 +189,14 @@ class GroupCalls(DeadCalls, LifeCalls):
             key_concurrency=key_concurrency,
             expires_idle=expires_idle, expires_idle_ms=expires_idle_ms,
         )  # fmt: skip
-        request = {"op": "group.change", "group": group, "wish": wish}
-        if add_topics:
-            request["topics_add"] = as_names(add_topics)
-        if remove_topics:
-            request["topics_remove"] = as_names(remove_topics)
-        return msgspec.convert(await self._request(request), GroupDescription)
+        return await self._call(
+            ChangeGroup(
+                group=group,
+                wish=wish,
+                topics_add=tuple(as_names(add_topics)) if add_topics else (),
+                topics_remove=tuple(as_names(remove_topics)) if remove_topics else (),
+            )
+        )
 
     async def delete_group(self, group: str) -> None:
         """Delete a group: its members are told, its position and its dead letters are gone.
@@ -206,7 +211,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         0
         """
-        await self._request({"op": "group.delete", "group": group})
+        await self._call(DeleteGroup(group=group))
 
     # --- stop and go -------------------------------------------------------------------------
 
@@ -225,7 +230,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         True
         """
-        await self._request({"op": "group.pause", "group": group})
+        await self._call(PauseGroup(group=group))
 
     async def resume_group(self, group: str) -> None:
         """Deliver again to a group that was paused.
@@ -241,7 +246,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         False
         """
-        await self._request({"op": "group.resume", "group": group})
+        await self._call(ResumeGroup(group=group))
 
     async def set_member(self, group: str, member: str, *, offline: bool) -> None:
         """Take one member out of a group, or let it in again. What it holds is given to others.
@@ -256,9 +261,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         ('ann',)
         """
-        await self._request(
-            {"op": "group.member", "group": group, "member": member, "offline": offline}
-        )
+        await self._call(SetMember(group=group, member=member, offline=offline))
 
     # --- moving around -----------------------------------------------------------------------
 
@@ -281,13 +284,12 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         [2, 2]
         """
-        where = start_of(to)
+        where = read_start(to)
         self._check_relative(where)
-        reply = await self._request(
-            {"op": "group.reset", "group": group, "topic": topic or "", "to": where,
-             "dry_run": dry_run}
-        )  # fmt: skip
-        return int(reply["count"])
+        reply = await self._call(
+            ResetGroup(group=group, to=where, topic=topic or "", dry_run=dry_run)
+        )
+        return reply.count
 
     async def skip(
         self, group: str, topic: str, offsets: Offsets | None = None, *, dry_run: bool = False
@@ -305,9 +307,11 @@ class GroupCalls(DeadCalls, LifeCalls):
         [1, 1]
         """
         topic, ranges = _place(topic, offsets)
-        return await self._in_parts(
-            "group.skip", group=group, topic=topic, ranges=ranges, dry_run=dry_run
-        )
+        requests = [
+            SkipMessages(group=group, topic=topic, ranges=part, dry_run=dry_run)
+            for part in in_parts(ranges)
+        ]
+        return sum([(await self._call(request)).count for request in requests])
 
     async def replay(
         self,
@@ -335,14 +339,18 @@ class GroupCalls(DeadCalls, LifeCalls):
         """
         if start is None and end is None:
             topic, ranges = _place(topic, offsets)
-            return await self._in_parts(
-                "group.replay", group=group, topic=topic, ranges=ranges, dry_run=dry_run
-            )
+            requests = [
+                ReplayMessages(group=group, topic=topic, ranges=part, dry_run=dry_run)
+                for part in in_parts(ranges)
+            ]
+            return sum([(await self._call(request)).count for request in requests])
         if offsets is not None or start is None:
             raise InvalidRequest("a replay is told offsets, or from 'start' to 'end'")
-        request = {"op": "group.replay", "group": group, "topic": topic, "dry_run": dry_run}
-        reply = await self._request({**request, **self._window(start, end)})
-        return int(reply["count"])
+        from_ms, to_ms = self._window(start, end)
+        request = ReplayMessages(
+            group=group, topic=topic, from_ms=from_ms, to_ms=to_ms, dry_run=dry_run
+        )
+        return (await self._call(request)).count
 
     async def fork_group(self, group: str, to: str) -> GroupDescription:
         """Make a group `to` that is where `group` is now, for a trial; return it.
@@ -356,7 +364,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         >>> asyncio.run(main())
         1
         """
-        await self._request({"op": "group.fork", "group": group, "to": to})
+        await self._call(ForkGroup(group=group, to=to))
         return await self.group(to)
 
     async def peek(self, group: str, topic: str, *, n: int = 10) -> list[Message]:
@@ -376,10 +384,7 @@ class GroupCalls(DeadCalls, LifeCalls):
         """
         if type(n) is not int or not 1 <= n <= PEEK_MAX:
             raise InvalidRequest(f"a peek is for 1 to {PEEK_MAX} messages, not {n!r:.40}")
-        reply = await self._request(
-            {"op": "group.peek", "group": group, "topic": topic, "limit": n}
-        )
-        ranges = msgspec.convert(reply["ranges"], list[Range])
+        ranges = (await self._call(PeekGroup(group=group, topic=topic, limit=n))).ranges
         first_offset = await self._first_kept(topic)
         # In the order of a choice nearly every message is a range of its own.
         found = collect(self._reader_at, topic, merged(ranges), first_offset=first_offset)
@@ -388,25 +393,16 @@ class GroupCalls(DeadCalls, LifeCalls):
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _in_parts(
-        self, op: str, *, ranges: list[Range], group: str, topic: str, dry_run: bool
-    ) -> int:
-        """Ask for any number of ranges, in as many requests as that takes; return the sum."""
-        count = 0
-        request = {"op": op, "group": group, "topic": topic, "dry_run": dry_run}
-        for at in range(0, len(ranges), _RANGES_MAX):
-            reply = await self._request({**request, "ranges": ranges[at : at + _RANGES_MAX]})
-            count += int(reply["count"])
-        return count
-
-    def _window(self, start: Moment, end: Moment | None) -> dict[str, object]:
+    def _window(
+        self, start: Moment, end: Moment | None
+    ) -> tuple[int | Relative, int | Relative | None]:
+        """Return from when to when the messages of a replay were published."""
         begins = start if isinstance(start, str | datetime | timedelta) else None
         first, last = None if begins is None else read_start(begins), read_end(end)
         if not isinstance(first, Start) or first.time_ms is None or last.offset is not None:
             raise InvalidRequest("'start' and 'end' of a replay are times, or how long ago")
         self._check_relative(first, last)
-        window: dict[str, object] = {"from_ms": first.time_ms}
-        return window if last.time_ms is None else window | {"to_ms": last.time_ms}
+        return first.time_ms, last.time_ms
 
 
 def _place(topic: str, offsets: Offsets | None) -> tuple[str, list[Range]]:

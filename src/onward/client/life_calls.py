@@ -9,12 +9,12 @@ another topic, which had its name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from onward.client.asking import Asking
-from onward.client.explanation import Explanation, LifeStory, Publisher, ScheduledOrigin
+from onward.client.explanation import Explanation, LifeStory, ScheduledOrigin
 from onward.client.finding import (
     FIND_MAX,
     Moment,
@@ -25,11 +25,13 @@ from onward.client.finding import (
     parse_id,
     read_end,
 )
-from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledDescription
 from onward.client.topics import read_start
 from onward.errors import Forbidden, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from onward.message.message import Message
 from onward.message.names import check_topic_name
+from onward.protocol.operations.messages import DescribeMessage
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC, ScheduledDescription, ShowScheduled
+from onward.protocol.operations.status import ShowStatus
 from onward.protocol.payloads import Start
 
 TRACE = "@trace"
@@ -113,26 +115,26 @@ class LifeCalls(Asking):
                 f"there is no message {message_id!r}: the next offset of topic {topic!r} is "
                 f"{described.next_offset}"
             )
-        state = await self._request({"op": "message.state", "topic": topic, "offset": offset})
+        state = await self._call(DescribeMessage(topic=topic, offset=offset))
         message: Message | None = None
         try:
             message = await self.get(topic, offset)
         except OffsetOutOfRange:
             # Retention has dropped it; a group may still have it.
-            if state.get("carried"):
+            if state.carried:
                 message = await self._kept_message(topic, offset)
-        status = await self._request({"op": "status"})
+        status = await self._call(ShowStatus())
         story = LifeStory(topic, offset)
         created = Start(time_ms=described.created_at_ms)
         born = created if message is None else Start(event_id=message.event_id)
         is_complete = await self._read_trace(story, born, is_stored=message is not None)
         return Explanation(
             topic=topic, offset=offset, asked_at_ms=self._clock.now_ms(), message=message,
-            node=str(status["node"]), durability=_durability(message, status["durable_event_id"]),
-            published_by=_publisher(state),
-            producer_id=int(state.get("producer_id") or 0),
+            node=status.node, durability=_durability(message, status.durable_event_id),
+            published_by=state.published_by,
+            producer_id=state.producer_id,
             groups=story.lives(
-                state["groups"], is_complete=is_complete, is_stored=message is not None
+                state.groups, is_complete=is_complete, is_stored=message is not None
             ),
             is_complete=is_complete,
             scheduled=await self._scheduled_origin(message),
@@ -152,14 +154,14 @@ class LifeCalls(Asking):
             schedule_id=message.schedule_id, due_at_ms=message.due_at_ms,
             fired_at_ms=message.published_at_ms,
         )  # fmt: skip
-        request = {"op": "message.state", "topic": SCHEDULE_TOPIC, "offset": origin.schedule_id}
+        request = DescribeMessage(topic=SCHEDULE_TOPIC, offset=origin.schedule_id)
         try:
             entry, unique = await self._schedule_entry(origin.schedule_id)
-            state = await self._request(request)
+            state = await self._call(request)
         except (Forbidden, OffsetOutOfRange, UnknownTopic):
             return origin  # the schedule keeps its entries in the log only as long as it must
         return msgspec.structs.replace(
-            origin, scheduled_at_ms=entry.published_at_ms, scheduled_by=_publisher(state),
+            origin, scheduled_at_ms=entry.published_at_ms, scheduled_by=state.published_by,
             recurring=unique.removeprefix(RECURRING) if unique.startswith(RECURRING) else "",
         )  # fmt: skip
 
@@ -180,8 +182,7 @@ class LifeCalls(Asking):
     async def _became(self, topic: str, number: int) -> ScheduledDescription | None:
         if topic != SCHEDULE_TOPIC:
             return None
-        reply = await self._request({"op": "schedule.show", "id": number})
-        return msgspec.convert(reply, ScheduledDescription)
+        return await self._call(ShowScheduled(id=number))
 
     async def _read_trace(self, story: LifeStory, start: Start, *, is_stored: bool) -> bool:
         """Take all rows since the message; tell whether they reach back to it."""
@@ -199,11 +200,6 @@ class LifeCalls(Asking):
         finally:
             await batches.aclose()
         return is_complete
-
-
-def _publisher(state: Mapping[str, Any]) -> Publisher | None:
-    by = state.get("published_by")
-    return None if by is None else msgspec.convert(by, Publisher)
 
 
 def _durability(message: Message | None, durable_event_id: int) -> Literal["disk", "memory", ""]:

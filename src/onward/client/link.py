@@ -20,7 +20,7 @@ from onward.client.progress import Progress
 from onward.errors import NotConnected, OnwardError, ProtocolError, from_wire
 from onward.protocol.connection import ClientConnection, State
 from onward.protocol.frames import PROTOCOL_VERSION, Kind, frame
-from onward.protocol.payloads import Hello, Welcome, decode_error
+from onward.protocol.payloads import Hello, Lineage, Welcome, decode_error
 from onward.protocol.receiver import SHARED_BYTES
 
 OnFrame = Callable[[int, bytes | bytearray], None]
@@ -42,13 +42,16 @@ _shared = _Shared()
 class Link(asyncio.BufferedProtocol):
     """One connection."""
 
-    def __init__(self, *, name: str, token: str | None, place: str = "there") -> None:
+    def __init__(
+        self, *, name: str, token: str | None, place: str = "there", lineage: Lineage | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._home = Home()
         self._connection = ClientConnection(place=place)
         self._hello = Hello(
-            PROTOCOL_VERSION, client=name, host=socket.gethostname(), pid=os.getpid(), token=token
-        )
+            PROTOCOL_VERSION, client=name, host=socket.gethostname(), pid=os.getpid(), token=token,
+            lineage=lineage,
+        )  # fmt: skip
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, OnFrame] = {}
         self._next_id = 1

@@ -178,8 +178,10 @@ class Membership:
                         pass
             except TimeoutError:
                 self._check_open()
-                raise self._refusal or NotConnected(
-                    f"group {self._consume.group!r} could not be joined in time"
+                raise (
+                    self._refusal
+                    or self._keeper.refusal
+                    or NotConnected(f"group {self._consume.group!r} could not be joined in time")
                 ) from None
             finally:
                 self._patience = None
@@ -188,7 +190,7 @@ class Membership:
         """Ask once; tell whether it worked: if not it is worth another try."""
         pause_s, self._pause_s = self._pause_s, 0.0
         await asyncio.sleep(pause_s)
-        link = await self._keeper.connected(timeout_s=patience_s)
+        link = await self._keeper.leader(timeout_s=patience_s)
         self.credit.restart()
         seat = self._seat = Seat(link, self._take)
         try:
@@ -208,7 +210,6 @@ class Membership:
                 return False
             seat.answer.result()
         except PASSING as error:
-            self._pause_s = _pause_s(error)
             self._refusal = error
             return False
         except OnwardError:
@@ -556,11 +557,13 @@ class Membership:
         """The broker has ended the membership, or does not let us in."""
         seat.forget()
         self._drop(seat, error)
+        if isinstance(error, PASSING):
+            self._pause_s = max(getattr(error, "retry_after_ms", 0) / 1000, PAUSE_S_MIN)
+        if isinstance(error, NotLeader):
+            self._keeper.need_leader(seat.link, error)
         if not seat.answer.done():
             seat.answer.set_exception(error)
-        elif isinstance(error, PASSING):
-            self._pause_s = _pause_s(error)
-        else:
+        elif not isinstance(error, PASSING):
             self.end = self.end or error
         self._changed.set()
 
@@ -694,7 +697,3 @@ class Membership:
                 "group %r: %d messages were taken and neither acked, retried nor rejected; they "
                 "come again when their lease ends", self._consume.group, held.count,
             )  # fmt: skip
-
-
-def _pause_s(error: OnwardError) -> float:
-    return max(getattr(error, "retry_after_ms", 0) / 1000, PAUSE_S_MIN)

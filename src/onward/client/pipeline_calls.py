@@ -16,21 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
-
-import msgspec
 
 from onward.client.asking import Asking
-from onward.client.copying import COPY_BATCHES_MAX, PAUSE_S_MIN, CopyLines, Place
+from onward.client.copying import PAUSE_S_MIN, CopyLines, Place
 from onward.client.encoded import EncodedProducers, check_stamp
 from onward.client.link import Link
-from onward.client.receipt import BatchReceipt, CopiedBatches
-from onward.client.scheduled import SCHEDULE_TOPIC
-from onward.client.topics import TopicEnd, TopicEntry
+from onward.client.receipt import BatchReceipt
 from onward.durations import Duration, either_ms, format_duration
 from onward.errors import (
     InvalidRequest,
     NotConnected,
+    NotLeader,
     OutcomeUnknown,
     Overloaded,
     Stopping,
@@ -38,14 +34,26 @@ from onward.errors import (
 from onward.message.batch import Buffer
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
+from onward.protocol.operations import encode_request
+from onward.protocol.operations.group_moves import AdvanceGroup
+from onward.protocol.operations.groups import HoldGroup
+from onward.protocol.operations.pipeline import (
+    COPY_BATCHES_MAX,
+    WAIT_MS_MAX,
+    WAIT_TOPICS_MAX,
+    CopiedBatches,
+    CopyBatches,
+    ListEntries,
+    TopicEnd,
+    TopicEntry,
+    WaitForTopics,
+)
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC
 from onward.protocol.payloads import decode_error
 
 logger = logging.getLogger("onward.client")
 
-PIPELINE_ASKS = frozenset({"topic.wait", "topic.entries", "group.advance", "group.hold"})
 """Operations that are asked again when the connection is lost: twice is the same as once."""
-WAIT_MS_MAX = 60_000
-TOPICS_MAX = 1_000
 
 
 class PipelineCalls(Asking):
@@ -54,7 +62,7 @@ class PipelineCalls(Asking):
     _producer_id: int
     _encoded: EncodedProducers | None = None
     _copies: CopyLines | None = None
-    _holds: dict[str, dict[str, object]] | None = None
+    _holds: dict[str, HoldGroup] | None = None
 
     async def topic_ends(
         self, ends: Mapping[str, int], *, wait: Duration | None = None, wait_ms: int | None = None
@@ -74,13 +82,12 @@ class PipelineCalls(Asking):
         wait_ms = either_ms("wait", wait, wait_ms, default=0)
         if wait_ms > WAIT_MS_MAX:
             raise InvalidRequest(f"wait is at most a minute, not {format_duration(wait_ms)}")
-        if len(ends) > TOPICS_MAX:
-            raise InvalidRequest(f"{TOPICS_MAX} topics are the most to wait for, not {len(ends)}")
-        reply = await self._request(
-            {"op": "topic.wait", "ends": dict(ends), "wait_ms": wait_ms}, wait_s=wait_ms / 1000
-        )
-        found = msgspec.convert(reply["topics"], dict[str, tuple[int, int]])
-        return {topic: TopicEnd(*end) for topic, end in found.items()}
+        if len(ends) > WAIT_TOPICS_MAX:
+            raise InvalidRequest(
+                f"{WAIT_TOPICS_MAX} topics are the most to wait for, not {len(ends)}"
+            )
+        request = WaitForTopics(ends=dict(ends), wait_ms=wait_ms)
+        return (await self._call(request, wait_s=wait_ms / 1000)).topics
 
     async def topic_entries(self, topic: str, *, start: int, end: int) -> list[TopicEntry]:
         """Return the entries that hold the offsets from `start` to before `end`, a page of them.
@@ -99,10 +106,7 @@ class PipelineCalls(Asking):
         [(0, 2), (2, 1)]
         """
         check_topic_name(topic, system=True)
-        reply = await self._request(
-            {"op": "topic.entries", "topic": topic, "start": start, "end": end}
-        )
-        return [TopicEntry(*entry) for entry in reply["entries"]]
+        return (await self._call(ListEntries(topic=topic, start=start, end=end))).entries
 
     async def advance_group(self, group: str, topic: str, *, to: int, member: str) -> int:
         """Let a group be finished with all messages of a topic below `to`; return how many.
@@ -120,10 +124,8 @@ class PipelineCalls(Asking):
         >>> asyncio.run(main())
         [2, 0]
         """
-        reply = await self._request(
-            {"op": "group.advance", "group": group, "topic": topic, "to": to, "member": member}
-        )
-        return int(reply["count"])
+        reply = await self._call(AdvanceGroup(group=group, topic=topic, to=to, member=member))
+        return reply.count
 
     async def hold_group(self, group: str, *, holder: str, member: str = "") -> None:
         """Keep a group to this client: nobody joins it and nobody else holds or advances it.
@@ -146,11 +148,8 @@ class PipelineCalls(Asking):
         >>> asyncio.run(main())
         "group 'totals' is used by the nightly totals"
         """
-        request: dict[str, object] = {
-            "op": "group.hold", "group": group, "holder": holder, "id": self._producer_id,
-            "member": member,
-        }  # fmt: skip
-        await self._request(request)
+        request = HoldGroup(group=group, holder=holder, id=self._producer_id, member=member)
+        await self._call(request)
         if self._holds is None:
             self._holds = {}
         self._holds[group] = request
@@ -187,7 +186,9 @@ class PipelineCalls(Asking):
         check_topic_name(topic, system=topic == SCHEDULE_TOPIC)
         check_stamp(producer_id, sequence)
         if self._encoded is None:
-            self._encoded = EncodedProducers(timeout_s=self._timeout_s, clock=self._clock)
+            self._encoded = EncodedProducers(
+                timeout_s=self._timeout_s, clock=self._clock, keeper=self._keeper()
+            )
             self._encoded.use(self._keeper().link)
         return await self._encoded.of(producer_id).publish_encoded(
             topic, packed, sequence=sequence, durability=self._asked(durability),
@@ -231,48 +232,55 @@ class PipelineCalls(Asking):
             raise InvalidRequest(f"1 to {COPY_BATCHES_MAX} batches are copied, not {batches!r}")
         if self._copies is None:
             self._copies = CopyLines()
-        asked: dict[str, object] = {
-            "op": "topic.copy", "source": source, "target": target, "producer_id": producer_id,
-            "durability": self._asked(durability),
-        }  # fmt: skip
         copied = CopiedBatches(offset, 0, 0, 0)
         with self._copies.place(producer_id) as place:
-            # Of what is too large for one request, a part is copied.
+            # Of a stretch that is too large for one request the broker copies a part.
             while copied.batches < batches:
-                rest = {
-                    "offset": copied.next_offset, "batches": batches - copied.batches,
-                    "sequence": sequence + copied.batches,
-                }  # fmt: skip
-                reply = await self._copy_in_turn(place, asked | rest)
+                request = CopyBatches(
+                    source=source,
+                    offset=copied.next_offset,
+                    batches=batches - copied.batches,
+                    target=target,
+                    producer_id=producer_id,
+                    sequence=sequence + copied.batches,
+                    durability=self._asked(durability),
+                )
+                part = await self._copy_in_turn(place, request)
                 copied = CopiedBatches(
-                    reply["next"], copied.batches + reply["batches"],
-                    copied.messages + reply["messages"], copied.bytes + reply["bytes"],
+                    part.next_offset, copied.batches + part.batches,
+                    copied.messages + part.messages, copied.bytes + part.bytes,
                 )  # fmt: skip
         return copied
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _copy_in_turn(self, place: Place, request: dict[str, object]) -> dict[str, Any]:
-        """Ask until the broker has answered, or the time is over."""
-        place.late = NotConnected(f"a copy to {request['target']!r} found no broker in time")
+    async def _copy_in_turn(self, place: Place, request: CopyBatches) -> CopiedBatches:
+        """Repeat a request until the broker has answered, or the time is over."""
+        place.late = NotConnected(f"a copy to {request.target!r} found no broker in time")
         try:
             async with asyncio.timeout(self._timeout_s):
-                while (reply := await self._copy_once(place, request)) is None:
+                while (copied := await self._copy_once(place, request)) is None:
                     pass
-                return reply
+                return copied
         except TimeoutError:
             raise place.late from None
 
-    async def _copy_once(self, place: Place, request: dict[str, object]) -> dict[str, Any] | None:
-        """Ask when it is its turn; None when it must be asked again."""
+    async def _copy_once(self, place: Place, request: CopyBatches) -> CopiedBatches | None:
+        """Send a request when it is its turn; return None when it must be repeated."""
         await place.turn()
-        link = await self._keeper().connected(timeout_s=self._timeout_s)
+        keeper = self._keeper()
+        link = await keeper.connected(timeout_s=self._timeout_s)
         if not place.is_next:
             return None
         place.ask()
-        place.late = OutcomeUnknown(f"no answer in time for a copy to {request['target']!r}")
+        place.late = OutcomeUnknown(f"no answer in time for a copy to {request.target!r}")
         try:
-            return await self._ask(link, request)
+            return await self._call_once(link, request)
+        except NotLeader as error:
+            place.late, place.is_asked = error, False
+            keeper.need_leader(link, error)
+            await keeper.leader(timeout_s=self._timeout_s)
+            return None
         except (Overloaded, Stopping) as error:
             place.late, place.is_asked = error, False
             pause_s = getattr(error, "retry_after_ms", 0) / 1000
@@ -286,19 +294,24 @@ class PipelineCalls(Asking):
         if self._encoded is not None:
             self._encoded.use(link)
         if link is not None and self._holds:
-            for group, request in self._holds.items():
-                self._hold_again(link, group, request)
+            for request in self._holds.values():
+                self._hold_again(link, request)
 
-    def _hold_again(self, link: Link, group: str, request: dict[str, object]) -> None:
+    def _hold_again(self, link: Link, request: HoldGroup) -> None:
         def take(kind: int, payload: bytes | bytearray) -> None:
             link.forget(request_id)
-            if kind == Kind.ERROR and self._holds is not None:
+            if kind != Kind.ERROR or self._holds is None:
+                return
+            error = decode_error(payload)
+            if isinstance(error, NotLeader):
+                self._keeper().need_leader(link, error)  # over the link to it they are held again
+            else:
                 # The next call that needs it says so to the program.
-                logger.warning("group %r is no longer held: %s", group, decode_error(payload))
-                self._holds.pop(group, None)
+                logger.warning("group %r is no longer held: %s", request.group, error)
+                self._holds.pop(request.group, None)
 
         request_id = link.expect(take)
-        link.send(Kind.REQUEST, request_id, msgspec.json.encode(request))
+        link.send(Kind.REQUEST, request_id, encode_request(request))
 
     async def _end_pipeline(self, *, drain: bool) -> None:
         if self._encoded is not None:

@@ -2,7 +2,7 @@
 
     file     {"group": "prices", "positions": {"ticks": 71}, "numbers": {"ticks": 5}}: written
              aside, synced, renamed; the numbers are those of the topics
-    broker   under the member's name, by `position.set`
+    broker   under the member's name, by `SetPosition`
 
 A position is an offset below which everything is done. It is stored now and then, not with each
 ack: after a crash a member gets some messages again, and misses none. It counts only in the topic
@@ -25,7 +25,9 @@ from onward.client.link import Link
 from onward.delivery.position import Position
 from onward.errors import Conflict, Corruption, InvalidRequest, NotConnected, OnwardError
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import decode_error, encode_json
+from onward.protocol.operations import encode_request
+from onward.protocol.operations.group_moves import SetPosition
+from onward.protocol.payloads import decode_error
 
 FILE_BYTES_MAX = 1 << 20
 _serials = count()
@@ -126,11 +128,11 @@ class PositionOnBroker:
             return failed(NotConnected("the connection is lost"))
         storing = _Storing(link, len(positions))
         for topic, position in positions.items():
-            request = {
-                "op": "position.set", "group": self._group, "member": self._member,
-                "topic": topic, "offset": position.offset, "number": position.number,
-            }  # fmt: skip
-            link.send(Kind.REQUEST, storing.expect(), encode_json(request))
+            request = SetPosition(
+                group=self._group, member=self._member, topic=topic, offset=position.offset,
+                number=position.number,
+            )  # fmt: skip
+            link.send(Kind.REQUEST, storing.expect(), encode_request(request))
         return storing.done
 
 

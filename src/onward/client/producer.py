@@ -9,12 +9,14 @@ under way, batches fill. What an overloaded broker refused is sent again, before
 after all that was sent has an answer: so the order is kept. Who finds no room waits in line. A
 publish fails with `OutcomeUnknown` only when it may have been stored: it was sent, and there was no
 answer in time. What was not sent in time is taken back: `NotConnected`, or the error that the
-broker refused it with until then.
+broker refused it with until then. What a node refused because it does not lead waits for the
+leader, which the keeper looks for, and is sent there with the same sequences.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -23,12 +25,13 @@ from typing import TYPE_CHECKING, cast
 from onward.client.link import Link
 from onward.client.optional_columns import Optional
 from onward.client.receipt import DURABILITIES, BatchReceipt, Receipt
-from onward.client.scheduled import SCHEDULE_TOPIC, ScheduledReceipt
+from onward.client.scheduled import ScheduledReceipt
 from onward.clock import Clock
 from onward.errors import (
     InvalidRequest,
     MessageTooLarge,
     NotConnected,
+    NotLeader,
     OnwardError,
     OutcomeUnknown,
     Overloaded,
@@ -37,6 +40,7 @@ from onward.errors import (
 from onward.message.batch import encode_batch
 from onward.message.names import check_topic_name
 from onward.protocol.frames import Kind
+from onward.protocol.operations.schedule import SCHEDULE_TOPIC
 from onward.protocol.payloads import (
     Published,
     decode_counted_from,
@@ -46,6 +50,7 @@ from onward.protocol.payloads import (
 )
 
 if TYPE_CHECKING:
+    from onward.client.keeper import Keeper
     from onward.client.schedule_calls import ScheduleCalls
 
 BATCH_MESSAGES_MAX = 4_096
@@ -212,7 +217,11 @@ class Sent:
 class Producer:
     """Publishes for one client."""
 
-    def __init__(self, *, producer_id: int, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self, *, producer_id: int, timeout_s: float, clock: Clock,
+        keeper: Keeper,
+    ) -> None:  # fmt: skip
+        self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._producer_id = producer_id
         self._clock = clock
@@ -513,7 +522,7 @@ class Producer:
             self._forget(sent)
             self._settle(sent, decode_published(payload))
         else:
-            self._refused(sent, decode_error(payload))
+            self._refused(link, sent, decode_error(payload))
         if self._refusal is not None:
             self._again()
         elif not self._flush_is_due and (self._waiting or self._open):
@@ -552,9 +561,17 @@ class Producer:
         self._repeats.discard(task)
         self._settled.set()
 
-    def _refused(self, sent: Sent, error: OnwardError) -> None:
+    def _refused(self, link: Link, sent: Sent, error: OnwardError) -> None:
         """Try again later what the broker could not take now; fail the rest."""
-        if isinstance(error, Overloaded | Stopping) and self._loop.time() < sent.batch.deadline:
+        is_late = self._loop.time() >= sent.batch.deadline
+        if isinstance(error, NotLeader) and not is_late:
+            if link is not self._link:
+                return  # it was sent again over a new link
+            sent.is_sent = False
+            self._refusal, self._not_before = error, math.inf
+            self._keeper.need_leader(link, error)
+            return
+        if isinstance(error, Overloaded | Stopping) and not is_late:
             pause_s = max(getattr(error, "retry_after_ms", 0), 20) / 1000
             self._not_before = self._loop.time() + pause_s
             sent.is_sent = False
@@ -622,7 +639,10 @@ class Producer:
     def _not_taken(self, reason: str) -> OnwardError:
         """Return what the broker refuses everything with; when it does not, there was none."""
         is_connected = self._link is not None and self._link.is_open
-        return self._refusal if is_connected and self._refusal else NotConnected(reason)
+        if is_connected and self._refusal is not None:
+            return self._refusal
+        unreachable = self._keeper.unreachable
+        return NotConnected(reason if unreachable is None else f"{reason}: {unreachable}")
 
     def _fail(self, sent: Sent, error: OnwardError) -> None:
         self._forget(sent)

@@ -3,6 +3,9 @@
     opened ──▶ receiving ──▶ ended: the end (without `follow`), the topic ended, or closed
                   └── connection lost: opened again at the next offset of the same topic
 
+A replica that is promoted may lack the last messages of its source. A reader that has read such
+messages goes on with the first one of the new history, and says so in the log.
+
 The broker sends only as much as there is credit for, so a slow program costs memory nowhere.
 Batches are decoded when they are asked for; `batches()` gives columns, iterating gives messages.
 """
@@ -10,6 +13,7 @@ Batches are decoded when they are asked for; `batches()` gives columns, iteratin
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Literal
@@ -31,15 +35,19 @@ from onward.message.batch import Batch, batches_of, decode_batch, messages_of
 from onward.message.entry import entry_heads
 from onward.message.message import Message
 from onward.protocol.frames import Kind
+from onward.protocol.operations import decode_reply, encode_request
+from onward.protocol.operations.topics import DescribeTopic
 from onward.protocol.payloads import (
+    Lineage,
     Read,
     Start,
     credit_frame,
     decode_end,
     decode_error,
-    decode_reply,
     encode_json,
 )
+
+logger = logging.getLogger("onward.client")
 
 CREDIT_BYTES = 4 << 20
 RAW_BYTES_MAX = 64 << 20
@@ -135,6 +143,9 @@ class Reader:
         self._arrived = asyncio.Event()
         self._end: OnwardError | Literal["end"] | None = None
         self._next_offset: int | None = None
+        self._last_event_id = 0
+        self._epoch = 0
+        """Of the history that was read from."""
         self._number: int | UnsetType = UNSET
         """Which topic it is, once something of it is known: a new one may get its name."""
         self._first_wanted = start.offset or 0 if isinstance(start, Start) else 0
@@ -231,6 +242,7 @@ class Reader:
         is_patient = self._follow and self._was_open
         link = await self._keeper.connected(timeout_s=None if is_patient else self._timeout_s)
         self._link = link
+        self._check_history(link.welcome.lineage)
         if self._start == "latest" and self._next_offset is None:
             self._note_latest(link)
         start = self._start if self._next_offset is None else Start(offset=self._next_offset)
@@ -242,23 +254,34 @@ class Reader:
         link.send(Kind.READ, self._request_id, encode_json(read))
         self._was_open = True
 
+    def _check_history(self, lineage: Lineage) -> None:
+        """Go back to where a new history begins, if more of the old one was read."""
+        if self._last_event_id > lineage.since and lineage.epoch > self._epoch:
+            logger.warning(
+                "topic %r: messages were read up to offset %s that are lost with the node that was "
+                "replaced; reading goes on behind event %d, where history %s begins",
+                self._topic, self._next_offset, lineage.since, lineage,
+            )  # fmt: skip
+            self._start, self._next_offset = Start(event_id=lineage.since), None
+            self._first_wanted = self._last_event_id = 0
+        self._epoch = lineage.epoch
+
     def _note_latest(self, link: Link) -> None:
         """Ask where the topic ends, just before reading from there.
 
         Should the link be lost before anything arrives, the next one goes on from that place:
         "latest" would be a later one by then.
         """
+        request = DescribeTopic(topic=self._topic)
 
         def take(kind: int, payload: bytes | bytearray) -> None:
             link.forget(request_id)
             if kind == Kind.REPLY and self._next_offset is None:
-                reply = decode_reply(payload)
-                self._next_offset, self._number = int(reply["next_offset"]), int(reply["number"])
+                topic = decode_reply(payload, request)
+                self._next_offset, self._number = topic.next_offset, topic.number
 
         request_id = link.expect(take)
-        link.send(
-            Kind.REQUEST, request_id, encode_json({"op": "topic.describe", "topic": self._topic})
-        )
+        link.send(Kind.REQUEST, request_id, encode_request(request))
 
     def _take(self, kind: int, payload: bytes | bytearray) -> None:
         if kind == Kind.ENTRIES:
@@ -276,6 +299,7 @@ class Reader:
         """Remember where a new link would go on: after what has arrived."""
         for entry in entry_heads(entries):
             self._next_offset, self._number = entry.base_offset + entry.count, entry.topic
+            self._last_event_id = entry.index
 
     def _finish(self, error: OnwardError, code: str) -> None:
         if self._link is not None:

@@ -28,19 +28,6 @@ class Receipt(NamedTuple):
         return f"{self.topic}/{self.offset}"
 
 
-class CopiedBatches(NamedTuple):
-    """What was copied from one topic to another, and the offset after it in the first.
-
-    >>> CopiedBatches(next_offset=500, batches=2, messages=200, bytes=9_000).messages
-    200
-    """
-
-    next_offset: int
-    batches: int
-    messages: int
-    bytes: int
-
-
 class BatchReceipt(msgspec.Struct, frozen=True):
     """Where the messages of one batch are: `first_offset` and the `count - 1` after it.
 

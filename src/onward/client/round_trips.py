@@ -12,7 +12,9 @@ from onward.client.link import Link
 from onward.client.seat import Seat
 from onward.errors import InvalidRequest, OnwardError
 from onward.protocol.frames import Kind
-from onward.protocol.payloads import decode_error, encode_json
+from onward.protocol.operations import encode_request
+from onward.protocol.operations.groups import AwaitServed
+from onward.protocol.payloads import decode_error
 
 CATCH_UP_S_MAX = 0.25
 
@@ -41,8 +43,8 @@ class ServedQuestion:
         self.is_answered = False
         self._error: OnwardError | None = None
         self._request_id = seat.link.expect(self._take)
-        question = {"op": "member.served", "consumer": seat.id}
-        seat.link.send(Kind.REQUEST, self._request_id, encode_json(question))
+        request = AwaitServed(consumer=seat.id)
+        seat.link.send(Kind.REQUEST, self._request_id, encode_request(request))
 
     def _take(self, kind: int, payload: bytes | bytearray) -> None:
         self._error = decode_error(payload) if kind == Kind.ERROR else None

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from onward.client.asking import Asking
 from onward.client.bodies import encode_body
@@ -35,34 +35,37 @@ from onward.client.schedule_times import (
     moment_ms,
     step_for,
 )
-from onward.client.scheduled import (
-    REPLACE_WAITING,
-    CalendarDescription,
-    CancelResult,
-    MoveResult,
-    RecurringDescription,
-    ScheduledDescription,
-    ScheduledReceipt,
-    schedule_id,
-)
+from onward.client.scheduled import REPLACE_WAITING, ScheduledReceipt, schedule_id
 from onward.durations import Duration, either_ms
 from onward.errors import InvalidRequest, ProtocolError
 from onward.message.names import check_topic_name
 from onward.message.relative import Relative, resolve_ms
 from onward.message.texts import check_text
+from onward.protocol.operations.schedule import (
+    CANCELLED_MAX,
+    LIST_PAGE_MAX,
+    CalendarDescription,
+    CancelResult,
+    CancelScheduled,
+    DeleteRecurring,
+    ListRecurring,
+    ListScheduled,
+    MoveResult,
+    MoveScheduled,
+    PauseRecurring,
+    RecurringDescription,
+    ResumeRecurring,
+    ScheduledDescription,
+    SetRecurring,
+    ShowCalendar,
+    ShowScheduled,
+)
 
 if TYPE_CHECKING:
     from onward.client.producer import Producer
 
-SCHEDULE_ASKS = frozenset({"schedule.show", "schedule.list", "schedule.calendar", "recurring.list"})
-"""Operations that only ask: they are asked again when the connection is lost."""
-
 ScheduleId = int | str | ScheduledReceipt
 
-T = TypeVar("T")
-
-_PAGE = 1_000
-_CANCELLED_MAX = 10_000
 _UNIQUES_MAX = 4_000
 """Business keys are longer than numbers: fewer of them fit into a frame."""
 
@@ -94,12 +97,17 @@ class ScheduleCalls(Asking):
             raise InvalidRequest("say what to cancel: either ids or unique")
         if ids is not None:
             numbers = list(dict.fromkeys(map(schedule_id, _several(ids))))
-            return await self._cancel("ids", numbers, _CANCELLED_MAX, cause)
+            return await self._cancel(
+                CancelScheduled(ids=numbers[first : first + CANCELLED_MAX], cause=cause)
+                for first in range(0, len(numbers), CANCELLED_MAX)
+            )
         uniques = list(dict.fromkeys(_several(unique)))
         for one in uniques:
             check_unique(one)
-        results = await self._cancel("uniques", uniques, _UNIQUES_MAX, cause)
-        replace: Any = msgspec.structs.replace
+        results = await self._cancel(
+            CancelScheduled(uniques=uniques[first : first + _UNIQUES_MAX], cause=cause)
+            for first in range(0, len(uniques), _UNIQUES_MAX)
+        )
         return [replace(one, unique=name) for one, name in zip(results, uniques, strict=True)]
 
     async def reschedule(
@@ -123,8 +131,9 @@ class ScheduleCalls(Asking):
         """
         at_ms = due_ms(delay, delay_ms, at)
         self._check_relative(at_ms)
-        reply = await self._request({"op": "schedule.move", "at_ms": at_ms, **_one(id, unique)})
-        (result,) = _read(reply["results"], list[MoveResult])
+        number = _named(id, unique)
+        reply = await self._call(MoveScheduled(at_ms=at_ms, id=number, unique=unique))
+        (result,) = reply.results
         return result
 
     async def scheduled(
@@ -144,8 +153,7 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         ('waiting', b'pay')
         """
-        reply = await self._request({"op": "schedule.show", **_one(id, unique)})
-        return _read(reply, ScheduledDescription)
+        return await self._call(ShowScheduled(id=_named(id, unique), unique=unique))
 
     async def list_scheduled(
         self,
@@ -168,24 +176,27 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         ['b', 'a']
         """
-        window = {
-            "from_ms": None if start is None else ahead_ms(start),
-            "until_ms": None if end is None else ahead_ms(end),
-        }
-        self._check_relative(*window.values())
-        request: dict[str, object] = {
-            "op": "schedule.list", "limit": _PAGE, "topic": topic or "", "key": key or "", **window
-        }  # fmt: skip
-        after: object = None
+        request = ListScheduled(
+            topic=topic or "",
+            key=key or "",
+            from_ms=None if start is None else ahead_ms(start),
+            until_ms=None if end is None else ahead_ms(end),
+            limit=LIST_PAGE_MAX,
+        )
+        self._check_relative(request.from_ms, request.until_ms)
         while True:
-            reply = await self._request({**request, "after": after})
-            for one in _read(reply["scheduled"], list[ScheduledDescription]):
-                yield one
-            # The first page has resolved what is relative to now; the others go on with that.
-            request |= {name: reply[name] for name in window if name in reply}
-            after = reply.get("next")
-            if not after:
+            page = await self._call(request)
+            for scheduled in page.scheduled:
+                yield scheduled
+            if page.next is None:
                 return
+            # The first page has resolved the times that are relative to now; the others keep them.
+            request = replace(
+                request,
+                after=page.next,
+                from_ms=request.from_ms if page.from_ms is None else page.from_ms,
+                until_ms=request.until_ms if page.until_ms is None else page.until_ms,
+            )
 
     async def calendar(
         self,
@@ -221,13 +232,17 @@ class ScheduleCalls(Asking):
         if step_ms < 1_000:
             raise InvalidRequest("a step of the calendar is at least a second")
         start_ms -= start_ms % step_ms
-        request = {
-            "op": "schedule.calendar", "from_ms": start_ms, "until_ms": end_ms,
-            "step_ms": step_ms, "topic": topic or "",
-        }  # fmt: skip
-        reply = await self._request(request)
-        span = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-        return _read({**reply, **span}, CalendarDescription)
+        counts = await self._call(
+            ShowCalendar(from_ms=start_ms, until_ms=end_ms, step_ms=step_ms, topic=topic or "")
+        )
+        return CalendarDescription(
+            start_ms=start_ms,
+            end_ms=end_ms,
+            step_ms=step_ms,
+            bars=counts.bars,
+            topics=counts.topics,
+            is_exact=counts.is_exact,
+        )
 
     # --- recurring ---------------------------------------------------------------------------
 
@@ -276,19 +291,25 @@ class ScheduleCalls(Asking):
         optional_parts(key, headers, tag, trace_id, priority, tenant)
         if not all(isinstance(value, str) for value in (headers or {}).values()):
             raise InvalidRequest("headers of a recurring schedule are text")
-        given: dict[str, object] = {
-            "key": key, "headers": None if headers is None else dict(headers),
-            "tag": joined_tags(tag),
-            "trace_id": trace_id, "tenant": tenant, "cron": cron,
-            "every_ms": every_ms,
-            "start_ms": None if start is None else moment_ms(start),
-        }  # fmt: skip
-        request: dict[str, object] = {
-            "op": "recurring.set", "name": name, "topic": topic, "body": encode_body(body),
-            "zone": zone, "catch_up": catch_up, "paused": paused, "priority": priority,
-        }  # fmt: skip
-        request |= {field: value for field, value in given.items() if value is not None}
-        return _read(await self._request(request), RecurringDescription)
+        return await self._call(
+            SetRecurring(
+                name=name,
+                topic=topic,
+                body=encode_body(body),
+                key=key,
+                headers=None if headers is None else dict(headers),
+                tag=joined_tags(tag),
+                trace_id=trace_id,
+                priority=priority,
+                tenant=tenant,
+                cron=cron or "",
+                zone=zone,
+                every_ms=every_ms or 0,
+                catch_up=catch_up,
+                start_ms=0 if start is None else moment_ms(start),
+                paused=paused,
+            )
+        )
 
     async def recurring(self) -> list[RecurringDescription]:
         """Return all recurring schedules in the order of their names.
@@ -301,8 +322,7 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         ['tick']
         """
-        reply = await self._request({"op": "recurring.list"})
-        return _read(reply["recurring"], list[RecurringDescription])
+        return (await self._call(ListRecurring())).recurring
 
     async def pause_recurring(self, name: str) -> RecurringDescription:
         """Let a recurring schedule have no runs until it is resumed.
@@ -315,8 +335,7 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         True
         """
-        reply = await self._request({"op": "recurring.pause", "name": name})
-        return _read(reply, RecurringDescription)
+        return await self._call(PauseRecurring(name=name))
 
     async def resume_recurring(self, name: str) -> RecurringDescription:
         """Let a paused recurring schedule have runs again.
@@ -329,8 +348,7 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         False
         """
-        reply = await self._request({"op": "recurring.resume", "name": name})
-        return _read(reply, RecurringDescription)
+        return await self._call(ResumeRecurring(name=name))
 
     async def delete_recurring(self, name: str) -> None:
         """Let a recurring schedule have no runs any more, and forget it.
@@ -344,7 +362,7 @@ class ScheduleCalls(Asking):
         >>> asyncio.run(main())
         0
         """
-        await self._request({"op": "recurring.delete", "name": name})
+        await self._call(DeleteRecurring(name=name))
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -385,18 +403,15 @@ class ScheduleCalls(Asking):
             columns["replaces"] = [None if one is None else REPLACE_WAITING for one in uniques]
         return columns
 
-    async def _cancel(
-        self, field: str, named: Sequence[object], most: int, cause: str
-    ) -> list[CancelResult]:
-        """Cancel in pages; what was cancelled before an error stays so."""
+    async def _cancel(self, pages: Iterable[CancelScheduled]) -> list[CancelResult]:
+        """Cancel page by page; a later error leaves the pages before it cancelled."""
         results: list[CancelResult] = []
-        for at in range(0, len(named), most):
-            page = named[at : at + most]
-            reply = await self._request({"op": "schedule.cancel", field: page, "cause": cause})
-            found = _read(reply["results"], list[CancelResult])
-            if len(found) != len(page):
-                raise ProtocolError(f"{len(found)} answers to {len(page)} cancels")
-            results += found
+        for page in pages:
+            reply = await self._call(page)
+            count = len(page.ids) + len(page.uniques)
+            if len(reply.results) != count:
+                raise ProtocolError(f"{len(reply.results)} answers to {count} cancels")
+            results += reply.results
         return results
 
 
@@ -407,16 +422,9 @@ def _several(given: Any) -> Iterable[Any]:
     return given
 
 
-def _one(number: ScheduleId | None, unique: str | None) -> dict[str, object]:
-    if (number is None) == (unique is None):
+def _named(given: ScheduleId | None, unique: str | None) -> int | None:
+    """Return the number of a message, or None if its business key is given instead."""
+    if (given is None) == (unique is None):
         raise InvalidRequest("name either an id or a unique key")
     check_unique(unique)
-    return {"unique": unique} if number is None else {"id": schedule_id(number)}
-
-
-def _read(reply: object, kind: type[T]) -> T:
-    """Return a reply as what it is; fields of later brokers are not missed."""
-    try:
-        return msgspec.convert(reply, kind)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"the broker's reply is not understood: {error}") from None
+    return None if given is None else schedule_id(given)

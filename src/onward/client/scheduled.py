@@ -1,11 +1,7 @@
-"""What a client knows of messages that wait: receipts with verbs, answers, descriptions.
+"""Receipts of scheduled publishes, and the options that make a publish a scheduled one.
 
 A scheduled message has an id before it has an offset: its number in the schedule, for people
-`@schedule/17`. What became of it is one of these words, and the answer is exact:
-
-    waiting     it fires at `at_ms`                cancelled   it never fires
-    fired       it is in its topic, at `offset`    replaced    another one, or a later time, took
-    not_found   there never was such a one                     its place
+`@schedule/17`. `protocol/operations/schedule.py` lists the states that it can have.
 """
 
 from __future__ import annotations
@@ -13,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self, TypedDict
 
-import msgspec
-
 from onward.client.message_parts import Tags
 from onward.client.receipt import BatchReceipt, DurabilityName
 from onward.client.schedule_times import At, Delays, Times
 from onward.durations import Duration
 from onward.errors import InvalidRequest
+from onward.protocol.operations.schedule import (
+    SCHEDULE_TOPIC,
+    CancelResult,
+    MoveResult,
+    ScheduledDescription,
+)
 
-SCHEDULE_TOPIC = "@schedule"
 REPLACE_WAITING = -1
 """In the column `replaces`: take the place of whatever waits under the same business key."""
-
-State = Literal["waiting", "fired", "cancelled", "replaced", "not_found"]
 
 
 def schedule_id(given: object) -> int:
@@ -42,142 +39,6 @@ def schedule_id(given: object) -> int:
     elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 10**18:
         return given
     raise InvalidRequest(f"{given!r} is no schedule id: write @schedule/17, or its number")
-
-
-class CancelResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a message that was to be cancelled.
-
-    >>> CancelResult(id=17, state="fired", topic="orders", offset=3).message_id
-    'orders/3'
-    """
-
-    id: int
-    """The schedule id; -1 when nothing waits under a business key."""
-    state: Literal["cancelled", "fired", "replaced", "not_found"]
-    topic: str = ""
-    at_ms: int = 0
-    offset: int | None = None
-    """Where it is in its topic, when it has fired and is still there."""
-    unique: str | None = None
-
-    @property
-    def message_id(self) -> str | None:
-        """The id of the message that it has become, for people."""
-        return None if self.offset is None else f"{self.topic}/{self.offset}"
-
-
-class MoveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a message that was to fire at another time.
-
-    >>> MoveResult(id=18, state="moved", topic="orders", at_ms=60_000).is_moved
-    True
-    """
-
-    id: int
-    """The new schedule id when it was moved, else the one that was asked for (or -1)."""
-    state: Literal["moved", "cancelled", "fired", "replaced", "not_found"]
-    topic: str = ""
-    at_ms: int = 0
-    offset: int | None = None
-
-    @property
-    def is_moved(self) -> bool:
-        """Tell whether it fires at the new time."""
-        return self.state == "moved"
-
-
-class ScheduledDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduled message, as its broker describes it.
-
-    >>> ScheduledDescription(id=17, state="waiting", topic="orders", at_ms=60_000).name
-    '@schedule/17'
-    """
-
-    id: int
-    state: State = "waiting"
-    topic: str = ""
-    at_ms: int = 0
-    """When it fires, or was to: its time, or when it was published if that was later."""
-    due_at_ms: int = 0
-    """The time that was asked for."""
-    offset: int | None = None
-    key: str | None = None
-    unique: str | None = None
-    tag: str | None = None
-    trace_id: str | None = None
-    tenant: str | None = None
-    priority: int | None = None
-    body_bytes: int = msgspec.field(default=0, name="bytes")
-    body: bytes = b""
-    """The first 4,096 bytes of it while it waits; empty in lists."""
-
-    @property
-    def name(self) -> str:
-        """The id for people."""
-        return f"{SCHEDULE_TOPIC}/{self.id}"
-
-
-class CalendarBar(msgspec.Struct, frozen=True):
-    """How many messages fire from `at_ms` on, for one step of the calendar."""
-
-    at_ms: int
-    count: int
-
-
-class CalendarDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What fires when: a bar for each step of time in which something does.
-
-    >>> calendar = CalendarDescription(
-    ...     start_ms=0, end_ms=120_000, step_ms=60_000, bars=[CalendarBar(60_000, 7)]
-    ... )
-    >>> calendar.count, [bar.count for bar in calendar.all_bars()]
-    (7, [0, 7])
-    """
-
-    start_ms: int
-    end_ms: int
-    step_ms: int
-    bars: list[CalendarBar]
-    topics: dict[str, int] = {}
-    is_exact: bool = True
-    """False when so much waits that its later part was counted by the hour."""
-
-    @property
-    def count(self) -> int:
-        """How many messages fire in all of it."""
-        return sum(bar.count for bar in self.bars)
-
-    def all_bars(self) -> list[CalendarBar]:
-        """Return a bar for every step, empty ones too."""
-        counts = {bar.at_ms: bar.count for bar in self.bars}
-        steps = range(self.start_ms, self.end_ms, self.step_ms)
-        return [CalendarBar(at_ms, counts.get(at_ms, 0)) for at_ms in steps]
-
-
-class RecurringDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that comes again, and the message that each run is.
-
-    >>> RecurringDescription(name="report", topic="reports", every_ms=60_000).zone
-    'UTC'
-    """
-
-    name: str
-    topic: str
-    body: bytes = b""
-    key: str | None = None
-    headers: dict[str, str] | None = None
-    tag: str | None = None
-    trace_id: str | None = None
-    priority: int = 0
-    tenant: str | None = None
-    cron: str = ""
-    zone: str = "UTC"
-    every_ms: int = 0
-    catch_up: Literal["one", "none"] = "one"
-    start_ms: int = 0
-    paused: bool = False
-    next_at_ms: int = 0
-    """When the next run is; 0 while it is paused."""
 
 
 class ScheduledReceipt:

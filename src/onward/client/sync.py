@@ -24,7 +24,7 @@ from collections.abc import (
 )
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from onward.client import scheduled as when_of
 from onward.client.bodies import encode_body
@@ -33,7 +33,13 @@ from onward.client.home import FORKED
 from onward.client.options import ConsumeOptions
 from onward.client.reader import Reader
 from onward.client.receipt import BatchReceipt, DurabilityName, Receipt
-from onward.client.sync_calls import SyncGroupCalls, SyncPipelineCalls, SyncScheduleCalls
+from onward.client.sync_calls import (
+    SyncGroupCalls,
+    SyncPipelineCalls,
+    SyncReplicaCalls,
+    SyncScheduleCalls,
+    SyncTopicCalls,
+)
 from onward.client.sync_consumer import SyncConsumer
 from onward.client.sync_delivery import Calls, SyncDelivery
 from onward.client.sync_reader import SyncReader
@@ -42,7 +48,6 @@ from onward.client.sync_schedule import (
     SyncScheduledReceipt,
     for_threads,
 )
-from onward.client.topics import TopicDescription
 from onward.durations import Duration
 from onward.errors import InvalidRequest, NotConnected
 from onward.message.message import Message
@@ -89,7 +94,9 @@ def connect_sync(
     return SyncClient(make)
 
 
-class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
+class SyncClient(
+    SyncTopicCalls, SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls, SyncReplicaCalls
+):
     """A blocking client. Made by `connect_sync`.
 
     >>> with connect_sync("memory:") as mq:
@@ -125,6 +132,10 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
     ) -> None:
         """Wait for what was published, then close."""
         self.close(drain=error is None)
+
+    def has_leader(self) -> bool:
+        """Return True while the client is connected to a node that takes writes."""
+        return self._client is not None and self._client.has_leader()
 
     def open(self) -> None:
         """Connect; `with` does it by itself. An open client stays as it is.
@@ -258,10 +269,6 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
 
         return SyncReader(self._run(make()), self._run)
 
-    def get(self, topic: str, offset: int) -> Message:
-        """Return one message by its offset."""
-        return self._run(self._open().get(topic, offset))
-
     # --- consume -----------------------------------------------------------------------------
 
     def consume(
@@ -291,86 +298,6 @@ class SyncClient(SyncGroupCalls, SyncScheduleCalls, SyncPipelineCalls):
         fetching = self._open().fetch(topics, group=group, n=n, wait=wait, wait_ms=wait_ms)
         found = self._run(fetching)
         return [SyncDelivery.of(delivery, self._calls) for delivery in found]
-
-    # --- topics ------------------------------------------------------------------------------
-
-    def create_topic(
-        self,
-        topic: str,
-        *,
-        lifetime: Duration | None = None,
-        lifetime_ms: int | None = None,
-        expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] = "read-write",
-        message_bytes_max: int = 0,
-        retention: Duration | None = None,
-        retention_ms: int | None = None,
-        retention_bytes: int = 0,
-        retention_group: str = "",
-        keep_unfinished: bool = False,
-        expires_idle: Duration | None = None,
-        expires_idle_ms: int | None = None,
-        exist_ok: bool = False,
-    ) -> TopicDescription:
-        """Create a topic. Publishing creates one by itself; this sets how it is to be."""
-        return self._run(
-            self._open().create_topic(
-                topic, lifetime=lifetime, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule,
-                message_bytes_max=message_bytes_max, retention=retention,
-                retention_ms=retention_ms, retention_bytes=retention_bytes,
-                retention_group=retention_group, keep_unfinished=keep_unfinished,
-                expires_idle=expires_idle, expires_idle_ms=expires_idle_ms, exist_ok=exist_ok,
-            )
-        )  # fmt: skip
-
-    def change_topic(
-        self,
-        topic: str,
-        *,
-        lifetime: Duration | None = None,
-        lifetime_ms: int | None = None,
-        expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] | None = None,
-        message_bytes_max: int | None = None,
-        retention: Duration | None = None,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-        retention_group: str | None = None,
-        keep_unfinished: bool | None = None,
-        expires_idle: Duration | None = None,
-        expires_idle_ms: int | None = None,
-    ) -> TopicDescription:
-        """Change what is given, leave the rest."""
-        return self._run(
-            self._open().change_topic(
-                topic, lifetime=lifetime, lifetime_ms=lifetime_ms, expires_at=expires_at, rule=rule,
-                message_bytes_max=message_bytes_max, retention=retention,
-                retention_ms=retention_ms, retention_bytes=retention_bytes,
-                retention_group=retention_group,
-                keep_unfinished=keep_unfinished, expires_idle=expires_idle,
-                expires_idle_ms=expires_idle_ms,
-            )
-        )  # fmt: skip
-
-    def delete_topic(self, topic: str) -> None:
-        """End a topic now: its readers are told, its name is free, its space comes back."""
-        self._run(self._open().delete_topic(topic))
-
-    def topic(self, topic: str) -> TopicDescription:
-        """Return what there is to know of one topic."""
-        return self._run(self._open().topic(topic))
-
-    def has_topic(self, topic: str) -> bool:
-        """Tell whether a topic exists."""
-        return self._run(self._open().has_topic(topic))
-
-    def topics(self, *, prefix: str = "", ended: bool = False) -> list[TopicDescription]:
-        """Return all topics in the order of their names."""
-        return self._run(self._open().topics(prefix=prefix, ended=ended))
-
-    def status(self) -> dict[str, Any]:
-        """Return how the broker is: version, log, disk, connections, counts."""
-        return self._run(self._open().status())
 
     # --- inside ------------------------------------------------------------------------------
 

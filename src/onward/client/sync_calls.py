@@ -1,7 +1,8 @@
-"""The blocking client's calls about groups and the schedule: the asynchronous ones, one by one.
+"""The calls of the blocking client, derived from those of the asynchronous client.
 
-They are made from the asynchronous ones, with their arguments and their types, so nothing is said
-twice: what is written there is true here, without `await`.
+Each has the name, the arguments, the types and the first paragraph of the documentation of the
+asynchronous call, and returns its result without `await`. Declared by hand in `sync.py` are only
+the calls whose result is another object here: receipts, readers, consumers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from onward.client.backlog_calls import BacklogCalls
+from onward.client.client import Client
 from onward.client.group_calls import GroupCalls
 from onward.client.pipeline_calls import PipelineCalls
+from onward.client.replica_calls import ReplicaCalls
 from onward.client.schedule_calls import ScheduleCalls
+from onward.client.topic_calls import TopicCalls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,8 +68,21 @@ def _named_like(call: Callable[..., object], method: Callable[..., T]) -> Callab
     return named
 
 
+class SyncTopicCalls:
+    """The calls about topics, their messages and the node, blocking."""
+
+    create_topic = _blocking(TopicCalls.create_topic)
+    change_topic = _blocking(TopicCalls.change_topic)
+    delete_topic = _blocking(TopicCalls.delete_topic)
+    topic = _blocking(TopicCalls.topic)
+    has_topic = _blocking(TopicCalls.has_topic)
+    topics = _blocking(TopicCalls.topics)
+    get = _blocking(Client.get)
+    status = _blocking(Client.status)
+
+
 class SyncGroupCalls:
-    """What a program can ask of groups, blocking."""
+    """The calls about groups, dead letters and the history of messages, blocking."""
 
     groups = _blocking(GroupCalls.groups)
     group = _blocking(GroupCalls.group)
@@ -90,7 +107,7 @@ class SyncGroupCalls:
 
 
 class SyncPipelineCalls:
-    """What a pipeline asks of a broker, blocking."""
+    """The calls of pipelines, blocking."""
 
     topic_ends = _blocking(PipelineCalls.topic_ends)
     topic_entries = _blocking(PipelineCalls.topic_entries)
@@ -100,8 +117,16 @@ class SyncPipelineCalls:
     copy_batches = _blocking(PipelineCalls.copy_batches)
 
 
+class SyncReplicaCalls:
+    """The calls about copies of a node, blocking."""
+
+    replication = _blocking(ReplicaCalls.replication)
+    promote = _blocking(ReplicaCalls.promote)
+    step_down = _blocking(ReplicaCalls.step_down)
+
+
 class SyncScheduleCalls:
-    """What a program can ask of the schedule, blocking."""
+    """The calls about the schedule, blocking."""
 
     cancel_scheduled = _blocking(ScheduleCalls.cancel_scheduled)
     reschedule = _blocking(ScheduleCalls.reschedule)

@@ -13,14 +13,9 @@ from typing import Any
 
 from onward.client.receipt import BatchReceipt, Receipt
 from onward.client.schedule_times import At
-from onward.client.scheduled import (
-    CancelResult,
-    MoveResult,
-    ScheduledBatchReceipt,
-    ScheduledDescription,
-    ScheduledReceipt,
-)
+from onward.client.scheduled import ScheduledBatchReceipt, ScheduledReceipt
 from onward.durations import Duration
+from onward.protocol.operations.schedule import CancelResult, MoveResult, ScheduledDescription
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

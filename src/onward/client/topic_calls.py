@@ -6,19 +6,21 @@ What changes something returns when it is durable. Publishing creates a topic by
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
-
-import msgspec
 
 from onward.client.asking import Asking
-from onward.client.topics import TopicDescription, instant_ms
+from onward.client.topics import instant_ms
 from onward.durations import Duration, either_ms
 from onward.errors import UnknownTopic
-
-TOPIC_ASKS = frozenset({"topic.list", "topic.describe"})
-"""Operations that only ask: they are asked again when the connection is lost."""
-
-_PAGE = 5_000
+from onward.protocol.operations.topics import (
+    LIST_LIMIT_MAX,
+    ChangeTopic,
+    CreateTopic,
+    DeleteTopic,
+    DescribeTopic,
+    ListTopics,
+    Rule,
+    TopicDescription,
+)
 
 
 class TopicCalls(Asking):
@@ -31,7 +33,7 @@ class TopicCalls(Asking):
         lifetime: Duration | None = None,
         lifetime_ms: int | None = None,
         expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] = "read-write",
+        rule: Rule = "read-write",
         message_bytes_max: int = 0,
         retention: Duration | None = None,
         retention_ms: int | None = None,
@@ -57,23 +59,21 @@ class TopicCalls(Asking):
         >>> asyncio.run(main())
         'active'
         """
-        ends: dict[str, object] = {}
-        if (lifetime_ms := either_ms("lifetime", lifetime, lifetime_ms)) is not None:
-            ends["lifetime_ms"] = lifetime_ms
-        if expires_at is not None:
-            ends["expires_at_ms"] = instant_ms(expires_at)
-        reply = await self._request(
-            {
-                "op": "topic.create", "topic": topic, "exist_ok": exist_ok, "rule": rule, **ends,
-                "retention_ms": either_ms("retention", retention, retention_ms, default=0),
-                "retention_bytes": retention_bytes, "message_bytes_max": message_bytes_max,
-                "retention_group": retention_group, "keep_unfinished": keep_unfinished,
-                "expires_idle_ms": either_ms(
-                    "expires_idle", expires_idle, expires_idle_ms, default=0
-                ),
-            }
-        )  # fmt: skip
-        return msgspec.convert(reply, TopicDescription)
+        return await self._call(
+            CreateTopic(
+                topic=topic,
+                exist_ok=exist_ok,
+                expires_at_ms=None if expires_at is None else instant_ms(expires_at),
+                lifetime_ms=either_ms("lifetime", lifetime, lifetime_ms),
+                rule=rule,
+                message_bytes_max=message_bytes_max,
+                retention_ms=either_ms("retention", retention, retention_ms, default=0),
+                retention_bytes=retention_bytes,
+                retention_group=retention_group,
+                keep_unfinished=keep_unfinished,
+                expires_idle_ms=either_ms("expires_idle", expires_idle, expires_idle_ms, default=0),
+            )
+        )
 
     async def change_topic(
         self,
@@ -82,7 +82,7 @@ class TopicCalls(Asking):
         lifetime: Duration | None = None,
         lifetime_ms: int | None = None,
         expires_at: datetime | int | None = None,
-        rule: Literal["read-write", "write-only", "read-only", "closed"] | None = None,
+        rule: Rule | None = None,
         message_bytes_max: int | None = None,
         retention: Duration | None = None,
         retention_ms: int | None = None,
@@ -105,20 +105,20 @@ class TopicCalls(Asking):
         >>> asyncio.run(main())
         'read-only'
         """
-        changes: dict[str, object] = {
-            "rule": rule,
-            "message_bytes_max": message_bytes_max,
-            "retention_bytes": retention_bytes,
-            "retention_group": retention_group,
-            "keep_unfinished": keep_unfinished,
-            "expires_idle_ms": either_ms("expires_idle", expires_idle, expires_idle_ms),
-            "lifetime_ms": either_ms("lifetime", lifetime, lifetime_ms),
-            "expires_at_ms": None if expires_at is None else instant_ms(expires_at),
-            "retention_ms": either_ms("retention", retention, retention_ms),
-        }
-        given = {name: value for name, value in changes.items() if value is not None}
-        reply = await self._request({"op": "topic.change", "topic": topic, **given})
-        return msgspec.convert(reply, TopicDescription)
+        return await self._call(
+            ChangeTopic(
+                topic=topic,
+                expires_at_ms=None if expires_at is None else instant_ms(expires_at),
+                lifetime_ms=either_ms("lifetime", lifetime, lifetime_ms),
+                rule=rule,
+                message_bytes_max=message_bytes_max,
+                retention_ms=either_ms("retention", retention, retention_ms),
+                retention_bytes=retention_bytes,
+                retention_group=retention_group,
+                keep_unfinished=keep_unfinished,
+                expires_idle_ms=either_ms("expires_idle", expires_idle, expires_idle_ms),
+            )
+        )
 
     async def delete_topic(self, topic: str) -> None:
         """End a topic now: its readers are told, its name is free, its space comes back.
@@ -133,7 +133,7 @@ class TopicCalls(Asking):
         >>> asyncio.run(main())
         []
         """
-        await self._request({"op": "topic.delete", "topic": topic})
+        await self._call(DeleteTopic(topic=topic))
 
     async def topic(self, topic: str) -> TopicDescription:
         """Return what there is to know of one topic; `UnknownTopic` when there is none.
@@ -147,9 +147,7 @@ class TopicCalls(Asking):
         >>> asyncio.run(main())
         2
         """
-        return msgspec.convert(
-            await self._request({"op": "topic.describe", "topic": topic}), TopicDescription
-        )
+        return await self._call(DescribeTopic(topic=topic))
 
     async def has_topic(self, topic: str) -> bool:
         """Tell whether a topic exists.
@@ -181,15 +179,15 @@ class TopicCalls(Asking):
         >>> asyncio.run(main())
         ['orders.new', 'orders.paid']
         """
-        found: list[TopicDescription] = []
+        active: list[TopicDescription] = []
         gone: list[TopicDescription] = []
         after = ""
         while True:
-            reply = await self._request(
-                {"op": "topic.list", "prefix": prefix, "after": after, "limit": _PAGE, "all": ended}
+            page = await self._call(
+                ListTopics(prefix=prefix, after=after, limit=LIST_LIMIT_MAX, all=ended)
             )
-            found += msgspec.convert(reply["topics"], list[TopicDescription])
-            gone += msgspec.convert(reply.get("ended", []), list[TopicDescription])
-            after = reply["next"]
+            active += page.topics
+            gone += page.ended
+            after = page.next
             if not after:
-                return found + sorted(gone, key=lambda one: (one.topic, one.number))
+                return active + sorted(gone, key=lambda topic: (topic.topic, topic.number))

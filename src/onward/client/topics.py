@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
-
-import msgspec
+from typing import Literal
 
 from onward.durations import (
     Duration,
@@ -21,69 +19,6 @@ from onward.protocol.payloads import Start
 
 Instant = str | int | datetime
 ReadFrom = str | int | datetime | timedelta
-
-
-class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic, as its broker describes it.
-
-    >>> topic = TopicDescription(topic="orders", number=1, state="active", next_offset=7)
-    >>> topic.next_offset - topic.first_offset
-    7
-    """
-
-    topic: str
-    number: int
-    state: str
-    """`active`, `ending`, or how it ended: `deleted`, `expired`."""
-    rule: str = ""
-    first_offset: int = 0
-    next_offset: int = 0
-    messages: int = 0
-    created_at_ms: int = 0
-    expires_at_ms: int = 0
-    ended_at_ms: int = 0
-    message_bytes_max: int = 0
-    retention_ms: int = 0
-    retention_bytes: int = 0
-    retention_group: str = ""
-    """What this group has not finished is kept."""
-    keep_unfinished: bool = False
-    """What any group has not finished is kept."""
-    expires_idle_ms: int = 0
-    """After so long without use the topic ends; 0: never."""
-    carried: int = 0
-    """Messages before `first_offset` that outlive retention: retries and dead letters."""
-    readers: int = 0
-
-
-class TopicEnd(NamedTuple):
-    """Where a topic begins and ends: the first offset it holds, and the one it gives next.
-
-    >>> TopicEnd(3, 10).next_offset
-    10
-    """
-
-    first_offset: int
-    next_offset: int
-
-
-class TopicEntry(NamedTuple):
-    """Messages that are stored together: their offsets, their event id, time and size.
-
-    >>> TopicEntry(100, 50, event_id=7, published_at_ms=0, bytes=12_000).end_offset
-    150
-    """
-
-    base_offset: int
-    messages: int
-    event_id: int
-    published_at_ms: int
-    bytes: int
-
-    @property
-    def end_offset(self) -> int:
-        """The offset after the last message."""
-        return self.base_offset + self.messages
 
 
 def timeout_seconds(option: str, value: Duration | None, value_ms: int | None) -> float | None:
@@ -134,7 +69,7 @@ def after_start(
 
 def read_start(
     start: str | int | datetime | timedelta, after_event_id: int | None = None
-) -> Start | str:
+) -> Literal["earliest", "latest"] | Start:
     """Return where a read begins, from all the ways to say it.
 
     >>> read_start("earliest")
@@ -158,8 +93,10 @@ def read_start(
         if start < 0:
             raise InvalidRequest(f"offset {start} is negative")
         return Start(offset=start)
-    if isinstance(start, str) and start in ("earliest", "latest"):
-        return start
+    if start == "earliest":
+        return "earliest"
+    if start == "latest":
+        return "latest"
     return Start(time_ms=past_ms(start, "start"))
 
 

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from onward.delivery.range_counts import Counted, RangeCounts, ranges_of_offsets
 from onward.delivery.ranges import Range, Ranges, count_of, offsets_of, ranges_of
 from onward.delivery.trace import Trace
 
@@ -61,6 +62,8 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
     dead: list[DeadLetter]
     alone: dict[int, int] = {}
     uncounted: dict[int, int] = {}
+    """By offset, in checkpoints of older versions."""
+    uncounted_ranges: list[Counted] = []
 
 
 class Share:
@@ -87,8 +90,8 @@ class Share:
         self.open = Ranges()
         self.retries: dict[int, int] = {}
         self.attempts: dict[int, int] = {}
-        self.uncounted: dict[int, int] = {}
-        """Deliveries that did not count as an attempt; of at most RETRIES_MAX messages."""
+        self.uncounted = RangeCounts()
+        """Deliveries that did not count as an attempt; in at most RETRIES_MAX ranges."""
         self.alone: dict[int, int] = {}
         """Messages with which a member died: with how many others of them each may be delivered."""
         self.dead: dict[int, DeadLetter] = {}
@@ -182,19 +185,21 @@ class Share:
             return [(start, end, 1, 1) for start, end in ranges]
         grants: list[Grant] = []
         for start, end in ranges:
-            for offset in sorted(self._delivered_before(start, end)):
-                if start < offset:
-                    grants.append((start, offset, 1, 1))
-                attempt = self.attempt_of(offset)
-                deliveries = attempt + self.uncounted.get(offset, 0)
-                _append_grant(grants, (offset, offset + 1, attempt, deliveries))
-                start = offset + 1
-            if start < end:
-                grants.append((start, end, 1, 1))
+            for low, high, uncounted in self.uncounted.spans(start, end):
+                self._append_grants(grants, low, high, uncounted)
         return grants
 
-    def _delivered_before(self, start: int, end: int) -> set[int]:
-        return {*_keys_in(self.attempts, start, end), *_keys_in(self.uncounted, start, end)}
+    def _append_grants(self, grants: list[Grant], start: int, end: int, uncounted: int) -> None:
+        """Append a range that was delivered uncounted equally often, split by attempt."""
+        # A loop over the messages that failed, which are few.
+        for offset in sorted(_keys_in(self.attempts, start, end)):
+            if start < offset:
+                _append_grant(grants, (start, offset, 1, 1 + uncounted))
+            attempt = self.attempt_of(offset)
+            _append_grant(grants, (offset, offset + 1, attempt, attempt + uncounted))
+            start = offset + 1
+        if start < end:
+            _append_grant(grants, (start, end, 1, 1 + uncounted))
 
     def split_alone(self, ranges: Sequence[Range]) -> tuple[list[Range], list[Range]]:
         """Return the ranges without and with those offsets that are delivered alone.
@@ -410,13 +415,13 @@ class Share:
         _pop_keys(self.attempts, start, end)
         _pop_keys(self.retries, start, end)
         _pop_keys(self.alone, start, end)
-        _pop_keys(self.uncounted, start, end)
+        self.uncounted.remove(start, end)
 
     def _count_uncounted(self, ranges: Sequence[Range]) -> None:
-        for start, end in ranges:
-            for offset in offsets_of(self.unfinished(start, end)):
-                if offset in self.uncounted or len(self.uncounted) < RETRIES_MAX:
-                    self.uncounted[offset] = 1 + self.uncounted.get(offset, 0)
+        for one in ranges:
+            for start, end in self.unfinished(*one):
+                if len(self.uncounted) < RETRIES_MAX:
+                    self.uncounted.add(start, end)
 
     def _fail(self, start: int, end: int, row: Trace) -> None:
         if start < end and end > self.mark:
@@ -482,7 +487,7 @@ class Share:
         """Return the durable part."""
         return SavedShare(
             self.topic, self.mark, list(self.open), dict(self.retries), dict(self.attempts),
-            list(self.dead.values()), dict(self.alone), dict(self.uncounted),
+            list(self.dead.values()), dict(self.alone), uncounted_ranges=list(self.uncounted),
         )  # fmt: skip
 
     @classmethod
@@ -493,7 +498,8 @@ class Share:
         share.retries = dict(saved.retries)
         share.attempts = dict(saved.attempts)
         share.alone = dict(saved.alone)
-        share.uncounted = dict(saved.uncounted)
+        rows = saved.uncounted_ranges or ranges_of_offsets(saved.uncounted)
+        share.uncounted = RangeCounts(rows)
         share.dead = {letter.offset: letter for letter in saved.dead}
         share.restart()
         return share

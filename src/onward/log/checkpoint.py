@@ -41,6 +41,15 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Whatever the owner of the log folds; opaque here."""
 
 
+def checkpoint_name(last_index: int, *, copy: int = 0) -> str:
+    """Return the file name of the checkpoint of everything up to `last_index`.
+
+    >>> checkpoint_name(7)
+    'checkpoint-00000000000000000007-0'
+    """
+    return f"{_PREFIX}{last_index:020d}-{copy}"
+
+
 def write_checkpoint(disk: Disk, folder: str, checkpoint: Checkpoint, *, copies: int = 1) -> None:
     """Write durably, then forget all but the last two.
 
@@ -48,7 +57,7 @@ def write_checkpoint(disk: Disk, folder: str, checkpoint: Checkpoint, *, copies:
     not be enough any more.
     """
     for copy in range(copies):
-        _write(disk, folder, checkpoint, f"{_PREFIX}{checkpoint.last_index:020d}-{copy}")
+        _write(disk, folder, checkpoint, checkpoint_name(checkpoint.last_index, copy=copy))
     for name in checkpoint_names(disk, folder)[:-KEPT]:
         disk.remove(f"{folder}/{name}")
 

@@ -21,6 +21,7 @@ from typing import Literal
 from onward.errors import InvalidRequest, Unavailable
 from onward.log.checkpoint import Checkpoint, checkpoint_names, read_checkpoints
 from onward.log.disk import Disk, File, FolderLocked, Unlock
+from onward.log.marks import FOLLOWING, REPLACING, has_mark
 from onward.log.memory_disk import MemoryDisk
 from onward.log.recovery import (
     find_entries,
@@ -94,6 +95,11 @@ def require_log(disk: Disk, folder: str) -> None:
         found = False
     if not found:
         raise InvalidRequest(f"there is no log in {folder!r}")
+    if has_mark(disk, folder, REPLACING):
+        raise Unavailable(
+            f"the log in {folder!r} is being replaced by a snapshot: start its broker, which "
+            f"finishes that"
+        )
 
 
 class MissingSegment(Segment):
@@ -111,6 +117,7 @@ class Walk:
     def __init__(self, disk: Disk, folder: str, *, from_index: int = 0) -> None:
         # The checkpoint first: a broker may be at work, and its newest segment only comes later.
         newest = next(iter(read_checkpoints(disk, folder)), None)
+        self._is_followed = has_mark(disk, folder, FOLLOWING)
         segments = list_segments(disk, folder)
         self.checkpoint = self._usable(newest, segments)
         self.missing = self._missing(disk, folder, segments)
@@ -221,6 +228,9 @@ class Walk:
         mark = self.mark_in(segment)
         if mark is not None and position < mark.position:
             return True
+        if self._is_followed:
+            # The claims of a follower's entries are those of its leader: see `recovery`.
+            return False
         return any(e.synced_index >= self.next_index for e in find_entries(segment, position))
 
     def _next_good(

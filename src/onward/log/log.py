@@ -3,12 +3,20 @@
 Writing is three steps, because only the middle one may wait for the disk:
 
     stage(drafts)    the loop's thread gives out indexes and builds the bytes     -> Write
-    perform(write)   the storage thread writes, and syncs when asked; or raises `DiskFull`, or
-                     `Overloaded` when too many files are open, with the files as they were, and
-                     the write is forgotten
-    finish(write)    the loop's thread makes the entries findable
+    follow(entries)  the same for entries that another node has built             -> Write
+    reserve(write)   the storage thread takes the disk space; `perform` does it if nobody has
+    perform(write)   the storage thread writes, and syncs when asked
+    finish(write)    the loop's thread makes the entries findable, once they are committed
 
-One write is under way at a time. A failed sync is never tried again: `DiskFailed` ends the node.
+`reserve` and `perform` raise `DiskFull`, or `Overloaded` when too many files are open, with the
+files as they were. A cluster reserves before it proposes a write: after that it is too late.
+
+Several writes may be staged and performed before the first is finished: each begins where the one
+before it ends. When one fails, those behind it fail with the same error and with nothing done; then
+`unstage` makes the log continue after what was written. Entries that were written or reserved and
+will never be committed are removed by `cut`; a finished entry is never cut. A failed sync is never
+tried again: `DiskFailed` ends the node.
+
 Reading is two steps for the same reason: `plan` finds out what to read, `read` does it, and
 every entry's checksum is verified before a byte of it leaves: damage is never served.
 """
@@ -18,15 +26,18 @@ from __future__ import annotations
 import errno
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from onward.errors import Corruption, DiskFull, Overloaded
+from onward.errors import Corruption, DiskFull, OnwardError, Overloaded
 from onward.log.carried import Carried, CarriedRow
 from onward.log.disk import Buffer, Disk
-from onward.log.index import NewRows, Row, RowsFile, TopicRows, write_rows
+from onward.log.index import NewRows, RowsFile, write_rows
+from onward.log.marks import FOLLOWING, clear_mark, set_mark
 from onward.log.segment import Run, Segment
+from onward.log.span import Span, carried_span, span_of, verified
 from onward.message.entry import (
     CARRIED_TOPIC,
     HEADER_BYTES,
@@ -37,9 +48,6 @@ from onward.message.entry import (
     read_entry,
 )
 
-# Neighbours this far apart are fetched with one read: copying a little more is cheaper than
-# another system call.
-GAP_BYTES_MAX = 64 << 10
 PREPARED_NAME = "next.log"
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 DESCRIPTOR_WAIT_S = 0.05
@@ -62,33 +70,29 @@ class Write:
     buffers: list[Buffer]
     entries: list[Entry]
     length: int
-    rolled: bool
+    sealed: tuple[Segment, int] | None = None
+    """The segment before and where it ends, when these entries begin a new one."""
+    number: int = 0
+    """Writes are numbered in the order in which they are staged."""
+    is_followed: bool = False
+    """Another node has built the entries."""
+    is_reserved: bool = False
+    is_written: bool = False
+    is_synced: bool = False
+
+    @property
+    def rolled(self) -> bool:
+        """Return True if these entries begin a new segment."""
+        return self.sealed is not None
 
 
-class Span(NamedTuple):
-    """A stretch of one segment that holds the next entries of a topic."""
+class _End(NamedTuple):
+    """Where the log ends, with what is staged."""
 
     segment: Segment
     position: int
-    length: int
-    rows: list[Row]
-
-    def without_last(self) -> Span:
-        """Return the span without its last entry; it has several."""
-        last = self.rows[-2]
-        return Span(
-            self.segment, self.position, last.position + last.length - self.position, self.rows[:-1]
-        )
-
-    @property
-    def first_offset(self) -> int:
-        """Return the offset of the first message of the span."""
-        return self.rows[0].base_offset
-
-    @property
-    def end_offset(self) -> int:
-        """Return the offset after the last message of the span."""
-        return self.rows[-1].end_offset
+    index: int  # type: ignore[assignment]
+    crc: int
 
 
 @dataclass(slots=True)
@@ -115,8 +119,14 @@ class Log:
     """Topics of the broker itself: they may use half of what is kept of the disk."""
     carried: Carried = field(default_factory=Carried)
     """Messages that outlive retention: found by `plan_carried` only."""
-    _written_index: int = 0
-    """The last entry that was written: no place of the log is ever written twice."""
+    is_followed: bool = False
+    """Entries behind the last checkpoint may come from another node: the folder is marked so."""
+    _staged: deque[Write] = field(default_factory=deque)
+    """Writes that are staged or performed and not finished, in order."""
+    _failure: tuple[int, OnwardError] | None = None
+    """The number of a write that failed with nothing done, and why: those behind it fail, too."""
+    _staged_count: int = 0
+    _performed_number: int = 0
 
     @property
     def tail(self) -> Segment:
@@ -125,8 +135,13 @@ class Log:
 
     @property
     def next_index(self) -> int:
-        """Return the index that the next entry gets."""
+        """Return the index after the last finished entry."""
         return self.tail.next_index
+
+    @property
+    def staged_index(self) -> int:
+        """Return the index that the next staged entry gets."""
+        return self._end().index
 
     @property
     def bytes(self) -> int:
@@ -137,44 +152,162 @@ class Log:
 
     def stage(self, drafts: Sequence[Draft]) -> Write:
         """Give the drafts their indexes and build their bytes. Nothing is written yet."""
-        segment, rolled = self._segment_for(drafts)
-        position = segment.bytes
+        length = (HEADER_BYTES + 8) * len(drafts)
+        length += sum([len(part) for draft in drafts for part in draft.parts])
+        end = self._end()
+        segment, position, sealed = self._place_for(length, end)
         buffers, entries = encode_entries(
-            drafts, position=position, index=self.next_index, term=self.term,
-            previous_crc=self.last_crc, synced_index=self.synced_index,
+            drafts, position=position, index=end.index, term=self.term, previous_crc=end.crc,
+            synced_index=self.synced_index,
         )  # fmt: skip
         length = entries[-1].end - position if entries else 0
-        return Write(segment, position, buffers, entries, length, rolled)
+        return self._add(Write(segment, position, buffers, entries, length, sealed))
+
+    def follow(self, entries: Buffer) -> Write:
+        """Stage entries that another node has built, at least one, unchanged.
+
+        Raises `Corruption`, with nothing staged, when one is damaged or incomplete, does not
+        continue the chain of this log, or is a gap, which only its own log can have.
+        """
+        end = self._end()
+        segment, position, sealed = self._place_for(len(entries), end)
+        index, crc = end.index, end.crc
+        headers: list[Entry] = []
+        start = 0
+        while start < len(entries) or not headers:
+            entry = read_entry(entries, start, position=position)
+            if entry is None or not _continues(entry, index=index, crc=crc):
+                raise Corruption(
+                    f"entry {index} does not continue the log: it is damaged, foreign or a gap"
+                )
+            headers.append(entry)
+            start, index, crc = start + entry.length, index + 1, entry.crc
+        return self._add(
+            Write(segment, position, [entries], headers, len(entries), sealed, is_followed=True)
+        )
 
     def stage_roll(self) -> Write:
-        """Stage the beginning of a new segment, without entries."""
+        """Stage the beginning of a new segment, without entries; nothing else may be staged."""
         assert self.tail.bytes, "two segments would have one name"
+        assert not self._staged, "a segment begins between two writes"
         segment = Segment(self.disk, self.folder, first_index=self.next_index)
-        return Write(segment, 0, [], [], 0, rolled=True)
+        return self._add(Write(segment, 0, [], [], 0, sealed=(self.tail, self.tail.bytes)))
+
+    def _add(self, write: Write) -> Write:
+        self._staged_count += 1
+        write.number = self._staged_count
+        self._staged.append(write)
+        return write
+
+    def reserve(self, write: Write) -> None:
+        """Take the disk space of a staged write, in the order of writes. In the storage thread.
+
+        Raises DiskFull or Overloaded with nothing done, or DiskFailed. A write that is reserved and
+        will not be performed is removed by `cut`.
+        """
+        self._refuse_behind_failure(write)
+        try:
+            if write.rolled:
+                self._create_segment(write)
+            self._take_room(write, is_kept=True)
+        except (DiskFull, Overloaded) as error:
+            self._fail(write, error)
+            raise
+        except OSError as error:
+            raise DiskFailed(f"{write.segment.path}: {error}") from error
+        write.is_reserved = True
 
     def perform(self, write: Write, *, sync: bool) -> None:
         """Write and, when asked, sync. In the storage thread.
 
         Raises DiskFull or Overloaded with nothing done, or DiskFailed.
         """
-        if write.entries and write.entries[0].index <= self._written_index:
-            raise RuntimeError("a write was staged before the one in its place was finished")
+        if write.is_written:
+            raise RuntimeError("no place of the log is ever written twice")
+        if write.number <= self._performed_number:
+            raise RuntimeError("writes are performed in the order in which they were staged")
+        self._refuse_behind_failure(write)
+        self._performed_number = write.number
         try:
+            if write.is_followed and not self.is_followed:
+                self._begin_following()
             if write.rolled:
-                self._roll(write.segment)
+                self._roll(write)
             self._write(write)
             if sync:
                 write.segment.sync()
-        except (DiskFull, Overloaded):
-            self._take_back(write)
+                write.is_synced = True
+        except (DiskFull, Overloaded) as error:
+            self._fail(write, error)
             raise
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
-        if write.entries:
-            self._written_index = write.entries[-1].index
+        write.is_written = True
+
+    def _refuse_behind_failure(self, write: Write) -> None:
+        """Raise the error of a write that failed in front of this one."""
+        if self._failure is None or write.number < self._failure[0]:
+            return
+        if write.is_reserved and write.rolled:
+            try:
+                self._remove_new_segment(write)
+            except OSError as error:
+                raise DiskFailed(f"{write.segment.path}: {error}") from error
+        raise self._failure[1]
+
+    def _fail(self, write: Write, error: OnwardError) -> None:
+        """Let those behind a write fail with it, and make durable that nothing of it is there."""
+        self._failure = write.number, error
+        self._take_back(write)
+
+    def unstage(self) -> None:
+        """Forget the writes that failed with nothing done.
+
+        `perform`, or `reserve` when that failed, was called for all of them.
+        """
+        first = 0 if self._failure is None else self._failure[0]
+        while self._staged and not self._staged[-1].is_written:
+            if self._staged[-1].number < first:
+                break
+            self._staged.pop()
+        self._failure = None
+
+    def cut(self, *, after: int) -> None:
+        """Remove staged entries above index `after` that will never be committed, durably.
+
+        In the storage thread, with no write under way. A finished entry is never cut. A write that
+        was not performed is removed as a whole if any of its entries is above `after`.
+        """
+        assert after >= self.next_index - 1, "a finished entry is never cut"
+        try:
+            while self._staged and self._cut_last(self._staged[-1], after=after):
+                self._staged.pop()
+        except OSError as error:
+            raise DiskFailed(f"{self.folder}: {error}") from error
+
+    def _cut_last(self, write: Write, *, after: int) -> bool:
+        """Cut the last write; return True when nothing of it is left."""
+        kept = [entry for entry in write.entries if entry.index <= after]
+        if len(kept) == len(write.entries):
+            return False
+        if not write.is_written:
+            kept = []
+            if not write.is_reserved:
+                return True
+        if not kept and write.rolled:
+            self._remove_new_segment(write)
+            return True
+        end = kept[-1].end if kept else write.position
+        write.segment.cut(end)
+        write.segment.sync()
+        write.entries, write.length = kept, end - write.position
+        return not kept
 
     def finish(self, write: Write) -> None:
-        """Make written entries findable."""
+        """Make written entries findable: they are committed."""
+        assert self._staged[0] is write, "entries are committed in their order"
+        assert write.is_written, "only what was written is committed"
+        self._staged.popleft()
         if write.rolled:
             # Time never goes back, also while the new segment has no entry.
             write.segment.last_time_ms = self.tail.last_time_ms
@@ -182,23 +315,56 @@ class Log:
         if write.entries:
             write.segment.add_all(write.entries)
             self.last_crc = write.entries[-1].crc
+            if write.is_synced:
+                self.synced_index = write.entries[-1].index
 
-    def _segment_for(self, drafts: Sequence[Draft]) -> tuple[Segment, bool]:
-        length = (HEADER_BYTES + 8) * len(drafts)
-        length += sum([len(part) for draft in drafts for part in draft.parts])
-        tail = self.tail
-        if not tail.bytes or tail.bytes + length <= self.limits.segment_bytes_max:
-            return tail, False
-        return Segment(self.disk, self.folder, first_index=self.next_index), True
+    def _end(self) -> _End:
+        """Return where the next entry is staged: behind all that are staged already."""
+        for write in reversed(self._staged):
+            if write.entries:
+                last = write.entries[-1]
+                return _End(write.segment, last.end, last.index + 1, last.crc)
+            if write.rolled:
+                # It begins a segment without entries: `stage_roll` has seen that it is the first.
+                return _End(write.segment, 0, write.segment.first_index, self.last_crc)
+        return _End(self.tail, self.tail.bytes, self.next_index, self.last_crc)
 
-    def _roll(self, segment: Segment) -> None:
-        """Seal the tail's bytes and create the next file, both durable before the first entry."""
-        tail = self.tail
-        tail.cut(tail.bytes)
-        tail.sync()
+    def _place_for(self, length: int, end: _End) -> tuple[Segment, int, tuple[Segment, int] | None]:
+        """Return segment and position for the next entries, and what a new segment seals."""
+        fits = end.position + length <= self.limits.segment_bytes_max
+        if fits or not end.position or not length:
+            return end.segment, end.position, None
+        segment = Segment(self.disk, self.folder, first_index=end.index)
+        return segment, 0, (end.segment, end.position)
+
+    def _begin_following(self) -> None:
+        """Mark the folder, before the first entry is in it whose claims are of another disk."""
+        try:
+            set_mark(self.disk, self.folder, FOLLOWING)
+        except OSError as error:
+            raise self._as_full(error) from error
+        self.is_followed = True
+
+    def end_following(self) -> None:
+        """Remove the mark of a follower. In a thread, after a checkpoint of all that it copied."""
+        clear_mark(self.disk, self.folder, FOLLOWING)
+        self.is_followed = False
+
+    def _roll(self, write: Write) -> None:
+        """Seal the segment before and create the next file, both durable before the first entry."""
+        assert write.sealed is not None, "a write that begins a segment seals the one before"
+        before, end = write.sealed
+        before.cut(end)
+        before.sync()
+        if not write.is_reserved:
+            self._create_segment(write)
+
+    def _create_segment(self, write: Write) -> None:
+        """Create the file of the segment that a write begins."""
         try:
             prepared = PREPARED_NAME in self.disk.list_folder(self.folder)
-            segment.create(prepared_path=f"{self.folder}/{PREPARED_NAME}" if prepared else None)
+            prepared_path = f"{self.folder}/{PREPARED_NAME}" if prepared else None
+            write.segment.create(prepared_path=prepared_path)
             self.disk.sync_folder(self.folder)
         except OSError as error:
             raise self._as_full(error) from error
@@ -206,29 +372,40 @@ class Log:
     def _write(self, write: Write) -> None:
         if not write.length:
             return
-        end = write.position + write.length
+        self._take_room(write, is_kept=False)
         try:
-            if write.segment.needs_reserve(end):
-                self._take_room(write, end)
             write.segment.write(write.position, write.buffers, write.length)
         except OSError as error:
             raise self._as_full(error) from error
 
-    def _take_room(self, write: Write, end: int) -> None:
+    def _take_room(self, write: Write, *, is_kept: bool) -> None:
         """Take space ahead; messages may not take the reserve, however fast they come.
 
         Giving space back needs some itself: what ends a topic is written as long as anything is.
+        Where no space is taken ahead, `is_kept` takes that of this write.
         """
-        if self._has_room_ahead():
-            write.segment.reserve(end, step=self.limits.preallocate_bytes)
+        end = write.position + write.length
+        if not write.segment.needs_reserve(end):
             return
+        try:
+            if self._has_room_ahead():
+                write.segment.reserve(end, step=self.limits.preallocate_bytes)
+                return
+            if self._would_use_reserve(write):
+                raise DiskFull(f"the disk of {self.folder} is nearly full")
+            if is_kept:
+                write.segment.reserve(end, step=1)
+        except OSError as error:
+            raise self._as_full(error) from error
+
+    def _would_use_reserve(self, write: Write) -> bool:
+        """Return True if the messages of a write would take space that is kept for other uses."""
         kept = self.limits.disk_reserve_bytes
         topics = {entry.topic for entry in write.entries if entry.kind == Kind.MESSAGES}
         if topics and topics <= self.system_topics:
             # Acks go on when the disk is full: for them the half of it is enough.
             kept //= 2
-        if topics and self.disk.free_bytes(self.folder) < kept + write.length:
-            raise DiskFull(f"the disk of {self.folder} is nearly full")
+        return bool(topics) and self.disk.free_bytes(self.folder) < kept + write.length
 
     def _take_back(self, write: Write) -> None:
         """Make it durable that a write came to nothing: its file was cut, or is removed if new.
@@ -238,13 +415,18 @@ class Log:
         """
         try:
             if write.rolled:
-                write.segment.close()
-                self.disk.remove(write.segment.path)
-                self._sync_folder_patiently()
+                self._remove_new_segment(write)
             else:
+                write.segment.cut(write.position)
                 write.segment.sync()
         except OSError as error:
             raise DiskFailed(f"{write.segment.path}: {error}") from error
+
+    def _remove_new_segment(self, write: Write) -> None:
+        """Remove, durably, the file of the segment that a write began."""
+        write.segment.close()
+        self.disk.remove(write.segment.path)
+        self._sync_folder_patiently()
 
     def _sync_folder_patiently(self) -> None:
         """Sync the folder, however long it takes until a file may be opened for that."""
@@ -297,7 +479,7 @@ class Log:
             for rows in segment.rows_of(topic):
                 number = rows.first_after_offset(offset)
                 if number < rows.count:
-                    return _span(segment, rows, number, bytes_max, end_offset)
+                    return span_of(segment, rows, number, bytes_max, end_offset)
         return None
 
     def plan_carried(
@@ -313,7 +495,7 @@ class Log:
             if row.base_offset >= end_offset:
                 return None
             if (body := self._carried_body(topic, row)) is not None:
-                return _carried_span(
+                return carried_span(
                     topic, row, rows, body, bytes_max=bytes_max, end_offset=end_offset
                 )
         return None
@@ -364,7 +546,7 @@ class Log:
         file = span.segment.file
         read = file.read if wait else file.read_now
         buffer = read(span.position, span.length)
-        return None if buffer is None else _verified(span, buffer)
+        return None if buffer is None else verified(span, buffer)
 
     def offset_from_time(
         self, topic: int, time_ms: int, *, hint: Segment | None = None
@@ -474,69 +656,12 @@ class Log:
             segment.close_rows()
 
 
-def _span(
-    segment: Segment, rows: TopicRows, number: int, bytes_max: int, end_offset: int | None
-) -> Span:
-    """Gather neighbouring rows until `bytes_max`; always at least one."""
-    first = rows.row(number)
-    chosen, end = [first], first.position + first.length
-    for later in range(number + 1, rows.count):
-        row = rows.row(later)
-        new_end = row.position + row.length
-        if row.position - end > GAP_BYTES_MAX or new_end - first.position > bytes_max:
-            break
-        if end_offset is not None and row.base_offset >= end_offset:
-            break
-        chosen.append(row)
-        end = new_end
-    return Span(segment, first.position, end - first.position, chosen)
-
-
-def _carried_span(
-    topic: int, first: CarriedRow, following: Iterator[CarriedRow], body: tuple[Segment, int],
-    *, bytes_max: int, end_offset: int,
-) -> Span:  # fmt: skip
-    """Gather neighbours inside one CARRIED entry until `bytes_max`; always at least one."""
-    segment, start = body
-    chosen = [first]
-    for row in following:
-        last = chosen[-1]
-        if (row.index, row.start) != (first.index, last.start + last.length):
-            break
-        if row.start + row.length - first.start > bytes_max or row.base_offset >= end_offset:
-            break
-        chosen.append(row)
-    delta = first.index - segment.first_index
-    rows = [
-        Row(
-            topic, row.count, row.base_offset, row.time_ms, delta, start + row.start, row.length
-        )
-        for row in chosen
-    ]  # fmt: skip
-    position = rows[0].position
-    return Span(segment, position, rows[-1].position + rows[-1].length - position, rows)
-
-
-def _verified(span: Span, buffer: bytes | bytearray) -> Buffer:
-    """Return just the entries of the topic, each with its checksum verified."""
-    wanted = 0
-    for row in span.rows:
-        _check_entry(span, row, buffer)
-        wanted += row.length
-    if wanted == span.length:
-        return buffer
-    view = memoryview(buffer)
-    starts = [row.position - span.position for row in span.rows]
-    return b"".join(
-        view[start : start + row.length] for start, row in zip(starts, span.rows, strict=True)
+def _continues(entry: Entry, *, index: int, crc: int) -> bool:
+    """Return True if an entry can stand after the one before `index`, whose checksum is `crc`."""
+    return (
+        entry.index == index
+        and entry.previous_crc == crc
+        and entry.kind != Kind.GAP
+        # Nothing vouches for itself: recovery could not believe it.
+        and entry.synced_index < index
     )
-
-
-def _check_entry(span: Span, row: Row, buffer: bytes | bytearray) -> None:
-    entry = read_entry(buffer, row.position - span.position, position=span.position)
-    if entry is None or entry.topic != row.topic or entry.kind != Kind.MESSAGES:
-        index = span.segment.first_index + row.index_delta
-        raise Corruption(
-            f"entry {index} at byte {row.position} of {span.segment.path} is damaged: "
-            f"run 'onward log check' on this folder"
-        )

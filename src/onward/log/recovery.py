@@ -11,6 +11,10 @@ A torn tail was never acknowledged as durable. It may have valid entries behind 
 writes in any order when the power goes; but if one of those says, in its `synced index`, that the
 damaged place had been on the disk, then it was damaged later, and cutting would destroy the rest.
 
+On a follower the `synced index` tells what was durable at the leader, so nothing behind the
+checkpoint is proven by it: damage there is a torn tail. What is cut is copied from the leader
+again. The mark `following` in the folder says that this is a follower (`marks`).
+
 Sealed segments below the checkpoint are not scanned: their entries are verified when they are read.
 """
 
@@ -25,6 +29,7 @@ from onward.log.checkpoint import Checkpoint, read_checkpoints
 from onward.log.disk import Disk, FolderLocked, Unlock, write_all
 from onward.log.index import NewRows, RowsFile
 from onward.log.log import PREPARED_NAME, Log, LogLimits
+from onward.log.marks import FOLLOWING, finish_replacement, has_mark
 from onward.log.segment import Segment, segment_name
 from onward.message.entry import (
     HEADER_BYTES,
@@ -90,6 +95,8 @@ class _Opening:
         """The entries of the tail that no later one proves to have been durable."""
 
     def run(self, load: Callable[[bytes], Apply], unlock: Unlock) -> Opened:
+        finish_replacement(self.disk, self.folder)
+        self.log.is_followed = has_mark(self.disk, self.folder, FOLLOWING)
         self._remove_leftovers()
         segments = self._without_unused(list_segments(self.disk, self.folder))
         checkpoint = self._usable_checkpoint(segments)
@@ -260,21 +267,29 @@ class _Opening:
                 break
             if entry.kind == Kind.GAP and not is_given_up(body):
                 raise self._unknown_gap(segment, entry)
-            self._unproven.append(entry)
-            while self._unproven[0].index <= entry.synced_index:
-                self._unproven.popleft()
+            self._note_unproven(entry)
             self.log.last_crc = _take(segment, entry, body)
             self.log.term = entry.term
             apply(entry, body)
         self.scanned_bytes += segment.bytes - begin
+
+    def _note_unproven(self, entry: Entry) -> None:
+        if self.log.is_followed:
+            # No entry proves anything here, so the first one is all that has to be known.
+            if not self._unproven:
+                self._unproven.append(entry)
+            return
+        self._unproven.append(entry)
+        while self._unproven[0].index <= entry.synced_index:
+            self._unproven.popleft()
 
     def _settle(self, segment: Segment, later: list[Segment]) -> None:
         """Decide what stands after the last good entry of this segment."""
         rest_bytes = used_bytes(segment) - segment.bytes
         if rest_bytes <= 0:
             return
-        proof = _proof_of_damage(segment, segment.bytes)
-        if proof or any(used_bytes(one) for one in later):
+        is_proven = not self.log.is_followed and _proof_of_damage(segment, segment.bytes)
+        if is_proven or any(used_bytes(one) for one in later):
             raise self._corruption(segment, segment.bytes)
         self._cut(segment, rest_bytes)
 

@@ -86,7 +86,7 @@ class Segment:
 
     def reserve(self, upto: int, *, step: int) -> None:
         """Take disk space ahead, in steps: a commit then changes no metadata and is faster."""
-        size = upto + step - upto % step
+        size = upto + step - upto % step if step > 1 else upto
         self.file.reserve(size)
         self._reserved_bytes = size
 

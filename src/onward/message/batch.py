@@ -22,7 +22,7 @@ trust nothing: whatever is wrong with the bytes is a `ProtocolError`, found befo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import pairwise, repeat
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +50,8 @@ _new_tuple = tuple.__new__
 _BEFORE_REST: Final = Struct("<4sII")
 _AFTER_CRC: Final = Struct("<BBHIIQQq")
 _DIRECTORY: Final = Struct("<HHI")
+# A row with the zeros behind its kind as one number: the kind itself, if they are zeros.
+_rows_of = Struct("<II").iter_unpack
 _PADDED: Final = range(8)
 _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 
@@ -57,7 +59,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BatchHeader(NamedTuple):
-    """What the first 48 bytes of a batch say."""
+    """What the first 48 bytes of a batch say; `read_header` has checked them and the directory."""
 
     length: int
     crc: int
@@ -243,13 +245,30 @@ def read_header(buffer: Buffer, start: int, end: int) -> BatchHeader:
     if columns != 1:
         if 48 + 8 * columns > length:
             raise _header_fault(buffer, start, room)
-        _read_directory(buffer, start, columns=columns, count=count, raw_bytes=raw_bytes)
+        if not directory_fits(buffer, start + 48, columns, count, raw_bytes):
+            raise _directory_fault(buffer, start, columns)
     elif kind != 255 or zero or size < 4 * count or raw_bytes - size not in _PADDED:
         raise ProtocolError("the directory of a batch does not fit its columns")
     # Half the cost of calling the class, and this runs for every batch.
     return _new_tuple(
         BatchHeader, (length, crc, flags, columns, count, raw_bytes, producer_id, sequence, time_ms)
     )
+
+
+def directory_fits(buffer: Buffer, at: int, columns: int, count: int, raw_bytes: int) -> bool:
+    """Return True if the directory at `at` is in order, and its columns fill the block exactly.
+
+    >>> batch = encode_batch([b"hello"], keys=["a"])
+    >>> directory_fits(batch, HEADER_BYTES, columns=2, count=1, raw_bytes=len(batch) - 64)
+    True
+    """
+    before = filled = size = 0
+    for kind, size in _rows_of(buffer[at : at + 8 * columns]):
+        if kind <= before:
+            return False
+        before = kind
+        filled += (size + 7) & ~7
+    return before == 255 and filled == raw_bytes and size >= 4 * count
 
 
 def batches_of(buffer: Buffer, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -275,10 +294,11 @@ def column_place(buffer: Buffer, start: int, header: BatchHeader, kind: int) -> 
     >>> int.from_bytes(batch[place], "little")
     7
     """
-    _, _, flags, columns, count, raw_bytes, *_ = header
-    places = _read_directory(buffer, start, columns=columns, count=count, raw_bytes=raw_bytes)
-    place, front = places.get(kind), HEADER_BYTES + 8 * columns
-    return None if place is None or flags else slice(front + place.start, front + place.stop)
+    place = _places(buffer, start, header.columns).get(kind)
+    front = HEADER_BYTES + 8 * header.columns
+    if place is None or header.flags:
+        return None
+    return slice(front + place.start, front + place.stop)
 
 
 def largest_body_bytes(
@@ -479,27 +499,19 @@ def _is_given(values: Sequence[object], kind: int, count: int) -> bool:
     return any(value is not None for value in values)
 
 
-def _read_directory(
-    buffer: Buffer, start: int, *, columns: int, count: int, raw_bytes: int
-) -> dict[int, slice]:
-    """Return where each column lies in the raw block; bodies come last, and all fits exactly."""
-    at, before, size = 0, 0, 0
+def _places(buffer: Buffer, start: int, columns: int) -> dict[int, slice]:
+    """Return the place of each column in the raw block, by kind; the directory was checked."""
+    at, directory = 0, start + HEADER_BYTES
     places: dict[int, slice] = {}
-    directory = memoryview(buffer)[start + HEADER_BYTES : start + HEADER_BYTES + 8 * columns]
-    for kind, zero, size in _DIRECTORY.iter_unpack(directory):
-        if kind <= before or zero:
-            raise ProtocolError("the directory of a batch is not in ascending order of kinds")
+    for kind, size in _rows_of(buffer[directory : directory + 8 * columns]):
         places[kind] = slice(at, at + size)
         at += (size + 7) & ~7
-        before = kind
-    if before != Column.BODIES or size < 4 * count or at != raw_bytes:
-        raise ProtocolError("the directory of a batch does not fit its columns")
     return places
 
 
 def _open(buffer: Buffer, start: int, header: BatchHeader, raw_bytes_max: int) -> Batch:
-    length, _, flags, columns, count, raw_bytes, *_ = header
-    places = _read_directory(buffer, start, columns=columns, count=count, raw_bytes=raw_bytes)
+    length, _, flags, columns, _, raw_bytes, *_ = header
+    places = _places(buffer, start, columns)
     block = memoryview(buffer)[start + HEADER_BYTES + 8 * columns : start + length]
     if flags:
         if raw_bytes > raw_bytes_max:
@@ -530,3 +542,12 @@ def _header_fault(buffer: Buffer, start: int, room: int) -> ProtocolError:
     return ProtocolError(
         f"a batch of {length} bytes does not fit {columns} columns of {raw_bytes} bytes"
     )
+
+
+def _directory_fault(buffer: Buffer, start: int, columns: int) -> ProtocolError:
+    """Return the error for a directory that does not fit; only called when it does not."""
+    at = start + HEADER_BYTES
+    kinds = [kind for kind, _ in _rows_of(buffer[at : at + 8 * columns])]
+    if any(kind <= before for before, kind in pairwise([0, *kinds])):
+        return ProtocolError("the directory of a batch is not in ascending order of kinds")
+    return ProtocolError("the directory of a batch does not fit its columns")

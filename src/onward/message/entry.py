@@ -57,6 +57,8 @@ class Kind(IntEnum):
     RECURRING_CHANGED = 7
     RETAINED = 8
     """Retention moved the first offsets of topics; the body lists them."""
+    LINEAGE = 10
+    """A node was promoted, or stepped down; the body says which history begins or ends here."""
     CARRIED = 9
     """Messages that outlive retention, because groups need them; the body is whole entries."""
 

@@ -17,6 +17,11 @@ from onward.errors import InvalidName
 
 NAME_CHARACTERS_MAX = 128
 
+TRACE_TOPIC = "@trace"
+"""How messages ended in groups: the durable state of the groups."""
+SCHEDULE_TOPIC = "@schedule"
+RECURRING_PREFIX = "@recurring/"
+"""Business keys that begin with this are runs of recurring schedules."""
 PIPELINE_TOPIC = "@pipeline"
 SINK_PREFIX = "@sink."
 

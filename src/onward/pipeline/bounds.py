@@ -19,7 +19,7 @@ from onward.pipeline.options import EARLIEST, LATEST, Bound, SourceOptions
 
 if TYPE_CHECKING:
     from onward.client.sync import SyncClient
-    from onward.client.topics import TopicEnd
+    from onward.protocol.operations.pipeline import TopicEnd
 
 TOPICS_MAX = 10_000
 """A read of more topics would not fit into the offsets that Spark keeps."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from onward.client.topics import TopicEntry
 from onward.errors import OffsetOutOfRange
 from onward.pipeline.columns import constants, moments
 from onward.pipeline.place import Place, open_client
+from onward.protocol.operations.pipeline import TopicEntry
 
 HEAD_COLUMNS = frozenset({"topic", "offset", "event_id", "published_at"})
 ROWS_MAX = 1 << 17

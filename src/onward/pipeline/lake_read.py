@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from onward.client.sync import SyncClient
-from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
 from onward.durations import parse_instant_ms
 from onward.errors import Corruption, InvalidRequest, OffsetOutOfRange, UnknownTopic
@@ -36,6 +35,7 @@ from onward.pipeline.lake_state import Gap, LakeFile, LakeState, check_same, is_
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.schema import MESSAGE_COLUMNS, message_schema
 from onward.pipeline.window import choose_topics, first_ms
+from onward.protocol.operations.topics import TopicDescription
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

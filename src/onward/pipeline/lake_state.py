@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from onward.client.topics import TopicDescription
 from onward.errors import Conflict
+from onward.protocol.operations.topics import TopicDescription
 
 
 class LakeFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@
 A query holds its group and advances it itself whenever it plans its next batch; the listener does
 so as soon as a batch is done, the last one too. Progress is a courtesy: what must not be lost is in
 the checkpoint of the query, so a broker that is away costs a line in the log and never the query.
+A replica keeps no progress: it goes to the leader, and while there is none, one line says so.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from onward.clock import SystemClock
-from onward.errors import Conflict, OnwardError, UnknownTopic
+from onward.errors import Conflict, NotLeader, OnwardError, UnknownTopic
 from onward.pipeline.failure import plain
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.runs import TOPIC, JobRun, encode
@@ -75,6 +77,30 @@ def advance(mq: SyncClient, group: str, to: Mapping[str, int]) -> None:
                 mq.advance_group(group, topic, to=offset, member=MEMBER)
 
 
+class Leader:
+    """Does for a group what only a leader does; while none is known, reading goes on without it."""
+
+    def __init__(self) -> None:
+        self._is_missing = False
+
+    def ask(self, mq: SyncClient, group: str, call: Callable[[], None]) -> bool:
+        """Call; return False when there is no leader. A search takes its time only once."""
+        if self._is_missing and not mq.has_leader():
+            return False
+        try:
+            call()
+        except NotLeader as error:
+            if not self._is_missing:
+                _log.warning(
+                    "no progress of group %r is kept until its leader can be reached; reading goes "
+                    "on: %s", group, error,
+                )  # fmt: skip
+            self._is_missing = True
+            return False
+        self._is_missing = False
+        return True
+
+
 def listen(spark: SparkSession, place: Place | None = None) -> None:
     """Tell the broker of every batch of this session's streams that have a group.
 
@@ -94,7 +120,7 @@ def catch_up(query: StreamingQuery, *, token: str | None = None) -> None:
     for reached in () if progress is None else reached_by(progress.sources):
         place = Place(reached.servers, token or os.environ.get("ONWARD_TOKEN"))
         with open_client(place, name="spark-progress") as mq:
-            advance_when_free(mq, reached)
+            Leader().ask(mq, reached.group, partial(advance_when_free, mq, reached))
 
 
 def lag(progress: StreamingQueryProgress | None) -> dict[str, int]:
@@ -164,6 +190,7 @@ class ProgressListener(StreamingQueryListener):
         self._token = token
         self._started: dict[str, JobRun] = {}
         self._clients: dict[str, SyncClient] = {}
+        self._leaders: dict[str, Leader] = {}
         self._queries: dict[str, tuple[list[Reached], JobRun]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
@@ -202,13 +229,8 @@ class ProgressListener(StreamingQueryListener):
     def _tell(self, reached: Reached, line: JobRun) -> None:
         try:
             mq = self._client(reached.servers)
-            mq.publish_soon(TOPIC, encode(line), key=line.run)
-            # Another pipeline may hold the group by now: then that is how it stands.
-            with suppress(Conflict):
-                if line.state == "running":
-                    advance(mq, reached.group, reached.offsets)
-                else:
-                    advance_when_free(mq, reached)
+            leader = self._leaders.setdefault(reached.servers, Leader())
+            leader.ask(mq, reached.group, partial(_tell_batch, mq, reached, line))
         except Exception as error:  # noqa: BLE001 - whatever it is, the query must not end by it
             _log.warning("the progress of group %r was not told: %s", reached.group, error)
             self._drop(reached.servers)
@@ -238,6 +260,16 @@ class ProgressListener(StreamingQueryListener):
         while self._clients:
             with suppress(OnwardError):
                 self._clients.popitem()[1].close()
+
+
+def _tell_batch(mq: SyncClient, reached: Reached, line: JobRun) -> None:
+    mq.publish_soon(TOPIC, encode(line), key=line.run)
+    # Another pipeline may hold the group by now: then that is how it stands.
+    with suppress(Conflict):
+        if line.state == "running":
+            advance(mq, reached.group, reached.offsets)
+        else:
+            advance_when_free(mq, reached)
 
 
 def _first_line(event: QueryStartedEvent) -> JobRun:

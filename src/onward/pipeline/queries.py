@@ -32,10 +32,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from onward.client.groups import GroupDescription
-from onward.client.scheduled import ScheduledDescription
 from onward.client.sync import SyncClient
-from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
 from onward.errors import InvalidRequest
 from onward.pipeline import views
@@ -44,6 +41,9 @@ from onward.pipeline.lake_read import read
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.schema import MESSAGE_COLUMNS
 from onward.pipeline.window import Moment, Window, window_of
+from onward.protocol.operations.groups import GroupDescription
+from onward.protocol.operations.schedule import ScheduledDescription
+from onward.protocol.operations.topics import TopicDescription
 
 VIEWS: Final = ("messages", "settled", "retrying", "dead", "scheduled", "groups", "topics")
 SCHEDULED_MAX: Final = 1_000_000

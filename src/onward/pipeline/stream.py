@@ -14,6 +14,8 @@ version has no origins, and is taken as it is.
       checkpoint was looked at: a query that is refused leaves nothing behind. A query that was cut
       off while another took its group ends when it plans its next batch. Without a group only a
       start that does not move is taken.
+    - At a replica the group is held and advanced at the leader. While that cannot be reached the
+      query reads on without holding its group, and takes it again when there is a leader.
     - Asking for news is a long poll: an idle query costs a few requests a second.
     - A topic that is new (of a pattern, or in the option) first appears in the offset at its
       beginning, and is read from there in the next batch.
@@ -30,6 +32,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -46,6 +49,7 @@ from onward.errors import (
     AlreadyExists,
     Conflict,
     InvalidRequest,
+    NotLeader,
     OffsetOutOfRange,
     TopicEnded,
     UnknownGroup,
@@ -64,7 +68,16 @@ from onward.pipeline.lake_state import origin_of
 from onward.pipeline.options import Bound, SourceOptions
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
-from onward.pipeline.progress import GROUP, MEMBER, ORIGINS, SERVERS, advance, listen, positions
+from onward.pipeline.progress import (
+    GROUP,
+    MEMBER,
+    ORIGINS,
+    SERVERS,
+    Leader,
+    advance,
+    listen,
+    positions,
+)
 from onward.pipeline.source import known_losses, partitions_of, source_spellings
 from onward.pipeline.topic_reads import check_schema, read_stretches
 
@@ -74,7 +87,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from onward.client.sync import SyncClient
-    from onward.client.topics import TopicEnd
+    from onward.protocol.operations.pipeline import TopicEnd
 
 POLL_S = 0.5
 HOLD_S = 3.0
@@ -122,6 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._consumed: set[str] = set()
         self._is_checked = False
         self._has_group = False
+        self._leader = Leader()
 
     # --- offsets -----------------------------------------------------------------------------
 
@@ -133,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = topics_now(mq, options)
             self._take(mq)
             self._join(mq, ends)
-            if options.group is not None:
+            if options.group is not None and self._is_kept(mq, options.group):
                 first = cursors_of(mq, options.group, ends)
             else:
                 start = options.start or Bound(word="earliest")
@@ -252,31 +266,52 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _take(self, mq: SyncClient) -> None:
         """Hold the group, a new one if there is none; by then the checkpoint was looked at."""
-        if self._options.group is not None and not self._has_group:
-            self._consumed = ensure_group(mq, self._options, self._options.group)
-            _hold(mq, self._options.group)
-            self._has_group = True
+        group = self._options.group
+        if group is not None and not self._has_group:
+            self._has_group = self._leader.ask(mq, group, partial(self._claim, mq, group))
+
+    def _claim(self, mq: SyncClient, group: str) -> None:
+        self._consumed = ensure_group(mq, self._options, group)
+        _hold(mq, group)
 
     def _keep(self, mq: SyncClient) -> None:
         """Hold the group, also when it was another's in between."""
-        if self._options.group is not None and self._has_group:
+        group = self._options.group
+        if group is not None and self._has_group:
             # The connection was lost perhaps, or the group made anew.
-            mq.hold_group(self._options.group, holder=_holder(), member=MEMBER)
+            hold = partial(mq.hold_group, group, holder=_holder(), member=MEMBER)
+            self._has_group = self._leader.ask(mq, group, hold)
         self._take(mq)
+
+    def _is_kept(self, mq: SyncClient, group: str) -> bool:
+        """Return True if the group exists; raise if a start that moves has nowhere to be kept."""
+        if self._has_group:
+            return True
+        try:
+            mq.group(group)
+        except UnknownGroup:
+            if _moves(self._options.start):
+                raise NotLeader(
+                    f"group {group!r} does not exist, and no leader can be reached to create it"
+                ) from None
+            return False
+        return True
 
     def _join(self, mq: SyncClient, topics: Iterable[str]) -> None:
         """Let the group consume these topics too."""
         new = [topic for topic in topics if topic not in self._consumed]
-        if new and self._options.group is not None:
+        if new and self._has_group:
+            assert self._options.group is not None
             mq.change_group(self._options.group, add_topics=new)
             self._consumed.update(new)
 
     def _advance(self, mq: SyncClient, to: Mapping[str, int]) -> None:
         """Tell the group what is new: an idle query has nothing to say."""
-        if self._options.group is not None:
+        group = self._options.group
+        if group is not None and self._has_group:
             news = {topic: at for topic, at in to.items() if at > self._advanced.get(topic, 0)}
-            advance(mq, self._options.group, news)
-            self._advanced |= news
+            if self._leader.ask(mq, group, partial(advance, mq, group, news)):
+                self._advanced |= news
 
     # --- news --------------------------------------------------------------------------------
 
@@ -396,7 +431,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A group is done with a topic when that ends. Without one the offset itself tells (`_anew`).
         """
         group = self._options.group
-        if group is None:
+        if group is None or not self._has_group:
             return
         consumed = {share.topic for share in mq.group(group).topics}
         for topic in topics:
@@ -496,9 +531,16 @@ def _check_options(options: SourceOptions) -> None:
     start = options.start
     if options.group is not None or start is None:
         return
-    moves = start.word in ("latest", "group") or start.time_ms is not None
-    if moves or any(offset < 0 for offset in start.offsets.values()):
+    if _moves(start):
         raise InvalidRequest(
             "a stream that begins at 'latest' or at a time needs the option 'group': the broker "
             "keeps there where it began, so that a restart in its first batch loses nothing"
         )
+
+
+def _moves(start: Bound | None) -> bool:
+    """Return True if a start means another offset when it is looked up later."""
+    if start is None:
+        return False
+    is_relative = start.word in ("latest", "group") or start.time_ms is not None
+    return is_relative or any(offset < 0 for offset in start.offsets.values())

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from onward.client.sync import SyncClient
-from onward.client.topics import TopicDescription
 from onward.errors import OffsetOutOfRange
 from onward.pipeline.lake import open_lake
 from onward.pipeline.lake_read import look, others_of
@@ -19,6 +18,7 @@ from onward.pipeline.lake_state import Gap, LakeState
 from onward.pipeline.place import Place, open_client
 from onward.pipeline.report import Gone
 from onward.pipeline.window import Window
+from onward.protocol.operations.topics import TopicDescription
 
 GONE_SAID_MAX = 20
 

@@ -59,13 +59,14 @@ _FROM_CLIENT: Final[frozenset[int]] = frozenset(
     (
         *(Kind.PING, Kind.PUBLISH, Kind.READ, Kind.CREDIT, Kind.CANCEL, Kind.REQUEST),
         *(Kind.CONSUME, Kind.ACK, Kind.SETTLE, Kind.MORE, Kind.STARTED),
-        Kind.PROGRESS,
+        *(Kind.PROGRESS, Kind.FOLLOW, Kind.FOLLOWED, Kind.FETCH),
     )
 )
 _FROM_BROKER: Final[frozenset[int]] = frozenset(
     (
         *(Kind.PONG, Kind.PUBLISHED, Kind.ENTRIES, Kind.END, Kind.REPLY, Kind.ERROR),
         *(Kind.DELIVERY, Kind.SETTLED, Kind.COUNTED_FROM, Kind.RECALL),
+        *(Kind.EVENTS, Kind.SOURCE, Kind.FILE),
     )
 )
 

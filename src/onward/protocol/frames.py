@@ -18,8 +18,8 @@ from typing import Final
 
 PREFACE: Final = b"ONWARD1\n"
 PROTOCOL_VERSION: Final = 1
-REVISION: Final = 2
-"""What a broker knows beyond the first of this version: 1 relative times, 2 PROGRESS."""
+REVISION: Final = 3
+"""What a broker knows beyond the first of this version: 1 relative times, 2 PROGRESS, 3 FOLLOW."""
 
 HEADER_BYTES: Final = 12
 HELLO_FRAME_BYTES_MAX: Final = 64 * 1024
@@ -45,6 +45,9 @@ class Kind(IntEnum):
     MORE = 33
     STARTED = 34
     PROGRESS = 35
+    FOLLOW = 40
+    FOLLOWED = 41
+    FETCH = 42
 
     WELCOME = 64
     PONG = 65
@@ -58,6 +61,9 @@ class Kind(IntEnum):
     DELIVERY = 94
     SETTLED = 95
     RECALL = 96
+    EVENTS = 100
+    SOURCE = 101
+    FILE = 102
 
 
 def frame(kind: int, request_id: int, payload: bytes | bytearray = b"") -> bytes:

@@ -62,6 +62,22 @@ class Durability(IntEnum):
     DEFAULT = 255
 
 
+class Lineage(msgspec.Struct, frozen=True):
+    """Which history a log holds: a new one begins with each promotion.
+
+    A history with a higher epoch continues one with a lower epoch, perhaps without its end. Two
+    histories of the same epoch are the same, or have nothing to do with each other.
+    """
+
+    epoch: Number = 0
+    id: str = ""
+    since: Number = 0
+    """The last event of the history that this one continues."""
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.id}" if self.id else str(self.epoch)
+
+
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who wants to speak, and which version."""
 
@@ -70,6 +86,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     pid: Number = 0
     token: str | None = None
+    lineage: Lineage | None = None
+    """The newest history that the client has seen; a broker with an older one must not serve it."""
 
     def __repr__(self) -> str:
         token = "None" if self.token is None else "'***'"  # a token never gets into a log
@@ -91,6 +109,12 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     publishes_max: Number
     revision: Number = 0
     """What this broker knows beyond the first of this version: see the reference."""
+    lineage: Lineage = Lineage()
+    """Which history this broker has."""
+    is_leader: bool = True
+    """False: it takes no writes."""
+    leader: str | None = None
+    """The address of the node that takes writes, as far as this one knows it."""
 
 
 class Goodbye(msgspec.Struct, frozen=True):
@@ -133,12 +157,6 @@ class End(msgspec.Struct, frozen=True):
     code: str
     message: str
     next_offset: Number
-
-
-class Request(msgspec.Struct, frozen=True):
-    """The operation that a REQUEST asks for; its other fields are decoded by who knows the op."""
-
-    op: str
 
 
 class Publish(NamedTuple):
@@ -283,29 +301,6 @@ def decode_end(payload: Bytes) -> End:
     return decode_json(payload, End, "END", ProtocolError)
 
 
-def decode_request(payload: Bytes) -> Request:
-    """Return the operation of a REQUEST; `decode_fields` gives the rest of it.
-
-    >>> decode_request(b'{"op": "topic.create", "topic": "orders"}').op
-    'topic.create'
-    """
-    return decode_json(payload, Request, "REQUEST", InvalidRequest)
-
-
-def decode_fields(payload: Bytes, shape: type[T]) -> T:
-    """Return the payload of a REQUEST in the shape that its operation has.
-
-    >>> decode_fields(b'{"op": "status"}', dict[str, str])
-    {'op': 'status'}
-    """
-    return decode_json(payload, shape, "REQUEST", InvalidRequest)
-
-
-def decode_reply(payload: Bytes) -> dict[str, Any]:
-    """Return what a REPLY says, as a JSON object."""
-    return decode_json(payload, dict[str, Any], "REPLY", ProtocolError)
-
-
 def encode_error(error: OnwardError) -> bytes:
     """Return the payload of an ERROR."""
     return msgspec.json.encode(to_wire(error))
@@ -320,10 +315,10 @@ def decode_error(payload: Bytes) -> OnwardError:
     return from_wire(decode_json(payload, dict[str, Any], "ERROR", ProtocolError))
 
 
-def _describe_mismatch(what: str, error: msgspec.ValidationError) -> str:
+def describe_mismatch(what: str, error: msgspec.ValidationError) -> str:
     """Return a sentence about a payload of the wrong shape; a number out of range names its limit.
 
-    >>> _describe_mismatch("REQUEST", msgspec.ValidationError("Expected `int` <= 7 - at `$.count`"))
+    >>> describe_mismatch("REQUEST", msgspec.ValidationError("Expected `int` <= 7 - at `$.count`"))
     "'count' is at most 7"
     """
     limit = _OUT_OF_RANGE.fullmatch(str(error))
@@ -335,13 +330,13 @@ def _describe_mismatch(what: str, error: msgspec.ValidationError) -> str:
 def decode_json(payload: Bytes, shape: type[T], what: str, wrong_shape: type[OnwardError]) -> T:
     """Return a payload of JSON in its shape, or raise `wrong_shape`; `what` is said to people.
 
-    >>> decode_json(b'{"op": "status"}', Request, "REQUEST", InvalidRequest)
-    Request(op='status')
+    >>> decode_json(b'{"code": "stopping", "message": ""}', Goodbye, "GOODBYE", ProtocolError)
+    Goodbye(code='stopping', message='')
     """
     try:
         return msgspec.json.decode(payload, type=shape)
     except msgspec.ValidationError as error:
-        raise wrong_shape(_describe_mismatch(what, error)) from None
+        raise wrong_shape(describe_mismatch(what, error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the payload of {what} is not JSON: {error}") from None
     except RecursionError:

@@ -287,6 +287,11 @@ class Order:
         finally:
             self._go_to(last)
 
+    def skip(self, upto: Moment) -> None:
+        """Leave out the rows up to a moment: another node has fired them."""
+        if upto > self.last:
+            self._go_to(upto)
+
     def give_back(self, taken: Taken) -> None:
         """Let rows wait again that could not be fired; of several, the ones taken last go first."""
         assert taken.last == self.last, "what was taken after them is given back before them"

@@ -13,7 +13,7 @@ it is more than a minute late (`none`). No clock is looked at here.
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -21,6 +21,7 @@ from cronsim import CronSim, CronSimError
 
 from onward.errors import InvalidName, InvalidRequest
 from onward.message.names import check_topic_name
+from onward.message.recurring import RecurringFields
 
 EVERY_MS_MIN: Final = 1_000
 EVERY_MS_MAX: Final = 3_653 * 86_400_000  # ten years
@@ -43,7 +44,7 @@ _ALIASES: Final = {
 }
 
 
-class Recurring(msgspec.Struct, frozen=True, omit_defaults=True):
+class Recurring(RecurringFields, frozen=True):
     """A schedule that comes again, and the message that each run is.
 
     >>> daily = Recurring("report", "reports", cron="0 9 * * *", zone="Europe/Berlin").check()
@@ -51,23 +52,6 @@ class Recurring(msgspec.Struct, frozen=True, omit_defaults=True):
     1800086400000
     """
 
-    name: str
-    topic: str
-    body: bytes = b""
-    key: str | None = None
-    headers: dict[str, str] | None = None
-    tag: str | None = None
-    trace_id: str | None = None
-    priority: int = 0
-    tenant: str | None = None
-    cron: str = ""
-    zone: str = "UTC"
-    every_ms: int = 0
-    catch_up: Literal["one", "none"] = "one"
-    """What becomes of missed runs: the latest is made up for, or none."""
-    start_ms: int = 0
-    """All runs are after this."""
-    paused: bool = False
     deleted: bool = False
 
     def check(self) -> "Recurring":

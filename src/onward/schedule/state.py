@@ -20,13 +20,13 @@ from typing import Final
 import msgspec
 
 from onward.errors import Corruption
+from onward.message.names import SCHEDULE_TOPIC as SCHEDULE_TOPIC
 from onward.schedule.marks import Marks
 from onward.schedule.order import BEFORE_ALL, Moment
 from onward.schedule.recurring import Recurring
 
 FIRED: Final = 1 << 63
 """The producer id of fired batches; no client has it: they choose from 63 bits."""
-SCHEDULE_TOPIC: Final = "@schedule"
 
 
 class _Saved(msgspec.Struct, frozen=True):

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from onward.broker.broker import _Folding
 from onward.broker.catalogue import Topic
 from onward.broker.producers import WINDOW
+from onward.broker.state import State, open_state
 from onward.delivery.group import Group, Groups
 from onward.delivery.share import Share
 from onward.log.check import Check
 from onward.log.disk import Disk
 from onward.log.log import Log, LogLimits
 from onward.log.memory_disk import MemoryDisk
-from onward.log.recovery import list_segments, open_log, scan
+from onward.log.recovery import list_segments, scan
 from onward.message.entry import Kind
 from onward.schedule.state import ScheduleState
 
@@ -59,9 +59,24 @@ def compare_folds(disk: Disk, folder: str) -> list[str]:
     ]
 
 
-def compare_to_fold(groups: Groups, disk: Disk, folder: str) -> list[str]:
-    """Return what the groups of a running broker mean and its log does not say."""
-    return list(compare_groups(groups, _Fold(copy_folder(disk, folder), folder).groups))
+def compare_to_fold(state: State, disk: Disk, folder: str) -> list[str]:
+    """Return where the state of a running broker differs from the fold of its log."""
+    return list(compare_states(state, _Fold(copy_folder(disk, folder), folder).state))
+
+
+def compare_states(one: State, other: State) -> Iterator[str]:
+    """Yield where two states differ in what is durable. `one` may be that of a running leader.
+
+    A leader knows more: what it took from the schedule and fired nowhere, and which messages
+    that outlive retention nobody needs any more. What is on its way to the disk does not count.
+    """
+    if _records(one) != _records(other):
+        yield f"topics are {_records(one)}, or {_records(other)}"
+    yield from _compare_windows(_windows(one), _windows(other))
+    yield from compare_groups(one.groups, other.groups)
+    yield from _compare_schedules(one.schedule, other.schedule)
+    if one.publishers.by_id != other.publishers.by_id:
+        yield f"publishers are {one.publishers.by_id}, or {other.publishers.by_id}"
 
 
 def compare_groups(groups: Groups, others: Groups) -> Iterator[str]:
@@ -111,12 +126,9 @@ class _Fold:
     """A log that was opened, and what it means."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        folding = _Folding()
-        self.log: Log = open_log(disk, folder, limits=LogLimits(), load=folding.load).log
-        self.catalogue = folding.catalogue
-        self.producers = folding.producers
-        self.groups = folding.groups
-        self.schedule = folding.schedule
+        opened, state = open_state(disk, folder, limits=LogLimits())
+        self.log: Log = opened.log
+        self.state = state
 
     def entries_of(self, topic: Topic, first_offset: int) -> bytes:
         """Return all entries of a topic from `first_offset` on."""
@@ -146,11 +158,7 @@ def _is_whole(disk: Disk, folder: str) -> bool:
 def _compare_state(one: _Fold, other: _Fold) -> Iterator[str]:
     if one.log.next_index != other.log.next_index or one.log.last_crc != other.log.last_crc:
         yield f"the log ends at index {one.log.next_index}, or at {other.log.next_index}"
-    if _records(one) != _records(other):
-        yield f"topics are {_records(one)}, or {_records(other)}"
-    yield from _compare_windows(_windows(one), _windows(other))
-    yield from compare_groups(one.groups, other.groups)
-    yield from _compare_schedules(one.schedule, other.schedule)
+    yield from compare_states(one.state, other.state)
 
 
 def _compare_schedules(one: ScheduleState, other: ScheduleState) -> Iterator[str]:
@@ -181,21 +189,25 @@ def _compare_windows(one: Windows, other: Windows) -> Iterator[str]:
 
 
 def _compare_messages(one: _Fold, other: _Fold) -> Iterator[str]:
-    for number, topic in one.catalogue.by_number.items():
-        also = other.catalogue.by_number.get(number)
+    for number, topic in one.state.catalogue.by_number.items():
+        also = other.state.catalogue.by_number.get(number)
         if also is not None:
             first = max(topic.first_offset, also.first_offset)
             if one.entries_of(topic, first) != other.entries_of(also, first):
                 yield f"topic {topic.name!r} has other messages"
 
 
-def _records(fold: _Fold) -> dict[int, tuple[object, int]]:
-    topics = fold.catalogue.by_number.items()
-    return {number: (topic.record, topic.next_offset) for number, topic in sorted(topics)}
+def _records(state: State) -> dict[int, tuple[object, int]]:
+    topics = state.catalogue.by_number.items()
+    return {
+        number: (topic.record, topic.next_offset)
+        for number, topic in sorted(topics)
+        if topic.is_durable
+    }
 
 
-def _windows(fold: _Fold) -> Windows:
-    saved = msgspec.msgpack.decode(fold.producers.save(), type=dict[int, bytes])
+def _windows(state: State) -> Windows:
+    saved = msgspec.msgpack.decode(state.producers.save(), type=dict[int, bytes])
     return {producer_id: _window(array("Q", packed)) for producer_id, packed in saved.items()}
 
 

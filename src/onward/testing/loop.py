@@ -188,8 +188,25 @@ class _NumberedTasks:
         name: str | None = None,
         **options: Any,
     ) -> asyncio.Task[T]:
-        name = name or f"task-{next(self._numbers)}"
-        return asyncio.Task(coroutine, loop=loop, name=name, **options)
+        number = next(self._numbers)
+        name = name or f"task-{number}"
+        return _NumberedTask(coroutine, number, loop=loop, name=name, **options)
+
+
+class _NumberedTask(asyncio.Task[T]):
+    """A task whose hash is its number: a task group cancels its set of tasks in one order."""
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        number: int,
+        **options: Any,
+    ) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def _run_on(loop: VirtualLoop, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -9,6 +9,7 @@ What may happen to a connection:
     half-open    one end learns it, the other one never does
     kill         a machine died: its end gets nothing any more, the others see a reset
     partition    bytes wait until it is healed; whoever connects meanwhile gets a TimeoutError
+    mute         bytes in one direction wait until it is healed
 
 Rules:
 - Bytes arrive in order and in random pieces; what has not been read counts as the writer's buffer.
@@ -63,6 +64,7 @@ class LossyNetwork:
         self._random = random
         self._listeners: dict[str, ProtocolFactory] = {}
         self._partitions: set[frozenset[str]] = set()
+        self._mutes: set[tuple[str, str]] = set()
         # A dict for its order: a set would be in another one in each run.
         self._open: dict[LossyTransport, None] = {}
         # Told of each end that is over, the name of its machine first; a death tells nobody.
@@ -126,16 +128,22 @@ class LossyNetwork:
         """Let nothing pass between two machines until `heal`. Nothing is lost by that alone."""
         self._partitions.add(frozenset((one, other)))
 
+    def mute(self, sender: str, receiver: str) -> None:
+        """Let nothing pass from one machine to another until `heal`; the other way is free."""
+        self._mutes.add((sender, receiver))
+
     def heal(self) -> None:
         """End all partitions: what waited goes on."""
         self._partitions.clear()
+        self._mutes.clear()
         waiting, self._waiting = self._waiting, {}
         for end in waiting:
             end.go_on()
 
     def holds(self, end: LossyTransport) -> bool:
         """Say whether what `end` sends cannot pass now; if so, it goes on when all is healed."""
-        if not self._is_divided(end.name, end.peer_name):
+        is_muted = (end.name, end.peer_name) in self._mutes
+        if not is_muted and not self._is_divided(end.name, end.peer_name):
             return False
         self._waiting[end] = None
         return True

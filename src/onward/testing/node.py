@@ -18,6 +18,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -37,6 +38,7 @@ NAME = "broker"
 Death = Literal["power", "kill"]
 Trace = Callable[[str], None]
 Sabotage = Callable[[Broker], None]
+Door = Callable[[Broker], asyncio.BaseProtocol]
 
 
 class SimulatedNode:
@@ -45,8 +47,11 @@ class SimulatedNode:
     def __init__(
         self, settings: Settings, *, disk: FaultyDisk, clock: VirtualClock, network: LossyNetwork,
         random: Random, trace: Trace, commit: type[SimulatedCommit] = SimulatedCommit,
-        sabotage: Sabotage | None = None,
+        sabotage: Sabotage | None = None, name: str = NAME, follows: str | None = None,
     ) -> None:  # fmt: skip
+        self.name = name
+        self.follows = follows
+        """The leader, while this node is to follow one."""
         self.disk = disk
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
@@ -55,6 +60,10 @@ class SimulatedNode:
         self.wire: list[WireEvent] = []
         self.pause_ms_max = 2_000
         self.broker: Broker | None = None
+        self.doors: dict[str, Door] = {}
+        """What else listens while the broker runs, by address."""
+        self.is_retired = False
+        """It is not started again."""
         self._settings = settings
         self._clock = clock
         self._network = network
@@ -67,8 +76,8 @@ class SimulatedNode:
         self._is_running = asyncio.Event()
 
     async def run(self) -> None:
-        """Start the broker, and start it again after each death, until cancelled."""
-        while True:
+        """Start the broker, and start it again after each death, until cancelled or retired."""
+        while not self.is_retired:
             self._is_dead.clear()
             if await self._start():
                 self._is_running.set()
@@ -88,7 +97,7 @@ class SimulatedNode:
     def die(self, death: Death, why: str) -> None:
         """Die now."""
         broker, self.broker = self.broker, None
-        self._network.kill(NAME)
+        self._cut_off()
         if self._commit is not None:
             self._commit.is_dead = True
         if death == "power":
@@ -97,7 +106,7 @@ class SimulatedNode:
             self.disk.kill()
         self.counts[death] += 1
         self.deaths_us.append(running_loop().now_us)
-        self._trace(f"broker died: {why} ({death})")
+        self._trace(f"{self.name} died: {why} ({death})")
         if broker is not None:
             broker.fail(RuntimeError(why))
         self._is_dead.set()
@@ -111,8 +120,9 @@ class SimulatedNode:
         broker = self.broker
         if broker is None:
             return
-        self._trace("broker is asked to stop")
-        self._network.refuse(NAME)
+        self._trace(f"{self.name} is asked to stop")
+        for address in (self.name, *self.doors):
+            self._network.refuse(address)
         try:
             await broker.stop()
         except (OSError, DiskFailed, OnwardError) as error:
@@ -123,8 +133,12 @@ class SimulatedNode:
 
     def _lose_power(self) -> None:
         # The network first: no answer that the disk's refusals cause may leave a dead machine.
-        self._network.kill(NAME)
+        self._cut_off()
         asyncio.get_running_loop().call_soon(self._lost_power)
+
+    def _cut_off(self) -> None:
+        for address in (self.name, *self.doors):
+            self._network.kill(address)
 
     def _lost_power(self) -> None:
         self.die("power", "in the middle of a disk operation")
@@ -143,13 +157,13 @@ class SimulatedNode:
             broker = await Broker.open(
                 self._settings, disk=self.disk, clock=self._clock, commit=self._new_commit,
                 executor=Executor(), on_failure=self._failed,
-                jitter=Random(self._random.getrandbits(64)),
+                jitter=Random(self._random.getrandbits(64)), follows=self.follows,
             )  # fmt: skip
         except Corruption as error:
             self.violations.append(f"the broker refuses its log: {error}")
             raise
         except (OSError, OnwardError) as error:
-            self._trace(f"broker could not start: {error}")
+            self._trace(f"{self.name} could not start: {error}")
             if not self._is_dead.is_set():
                 self.disk.kill()
             return False
@@ -161,8 +175,10 @@ class SimulatedNode:
         self.broker = broker
         self.counts["start"] += 1
         self.starts_us.append(running_loop().now_us)
-        self._network.listen(NAME, lambda: self._session(broker))
-        self._trace(f"broker started: next event id {broker.log.next_index}")
+        self._network.listen(self.name, lambda: self._session(broker))
+        for address, door in self.doors.items():
+            self._network.listen(address, partial(door, broker))
+        self._trace(f"{self.name} started: next event id {broker.log.next_index}")
         return True
 
     def _session(self, broker: Broker) -> RecordedSession:

@@ -15,15 +15,8 @@ The same seed gives the same run, to the microsecond of virtual time.
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import socket
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
 from random import Random
-from typing import Any, TypeVar
 
 from crc32c import crc32c
 
@@ -49,39 +42,25 @@ from onward.testing.members import Member, Sweeper
 from onward.testing.network import LossyNetwork
 from onward.testing.node import NAME, Sabotage, SimulatedNode
 from onward.testing.operator import Operator
+from onward.testing.run import (
+    TRACE_LINES_MAX,
+    SimulationFailed,
+    Summary,
+    failure_text,
+    fixed_identity,
+    within,
+    without_collector,
+)
 from onward.testing.scenario import Scenario
 from onward.testing.schedule_history import TOPICS, ScheduleHistory, check_schedule, is_scheduled
 from onward.testing.schedulers import NEAR_MS_MAX, PeakClock, SchedulePlan, Scheduler, Watcher
 from onward.testing.trouble import CAPACITY_BYTES, Trouble
 from onward.testing.workload import Auditor, Follower, Publisher, TopicKeeper, World
 
-T = TypeVar("T")
 Graves = dict[str, dict[tuple[str, int], Buried]]
 Program = Publisher | Follower | TopicKeeper | Auditor | Member | Operator | Scheduler | Watcher
 
-TRACE_LINES_MAX = 300
-VIOLATIONS_SHOWN_MAX = 10
-PEACE_S_MAX = 30
 ROTTEN_READ_MAX = 300
-
-
-class SimulationFailed(AssertionError):
-    """A run broke a promise: the text says which, how to replay it, and what led to it."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run was like."""
-
-    seed: int
-    simulated_ms: int
-    counts: Counter[str]
-    digest: int
-    """The same for two runs if everything that clients saw was the same."""
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-        return f"seed {self.seed}: {self.simulated_ms / 1000:.0f} s simulated; {counts}"
 
 
 def simulate(
@@ -111,7 +90,7 @@ def simulate(
     async def main() -> Summary:
         return await Simulation(seed, scenario, plan, random, commit, sabotage, rot=rot).run()
 
-    with _fixed_identity(), _without_collector(), plan.in_use():
+    with fixed_identity(), without_collector(), plan.in_use():
         return run(main(), seed=seed, executor_ms_max=scenario.executor_ms_max)
 
 
@@ -231,13 +210,13 @@ class Simulation:
 
     async def _drain_twice(self) -> Drains:
         """Read everything to its end; again after another power cut."""
-        client, producer = await _within("open a client", self._world.opened("drain"))
+        client, producer = await within("open a client", self._world.opened("drain"))
         await self._publish_once_more(client, producer)
         await self._wait_for_the_schedule(client)
-        drains = await _within("drain", self._drain(client))
+        drains = await within("drain", self._drain(client))
         dead = await self._sweep(client)
         self._node.die("power", "between two drains")
-        again = await _within("drain again", self._drain(client))
+        again = await within("drain again", self._drain(client))
         if dead != await self._sweep(client):
             self._world.violations.append("G1: dead letters changed by a restart in peace")
         is_bounded = self._scenario.is_bounded
@@ -246,7 +225,7 @@ class Simulation:
             may_change = is_bounded or not is_kept
             if not may_change and again.get(topic) != messages:
                 self._world.violations.append(f"I1: {topic!r} changed by a restart in peace")
-        await _within("read the trace", self._auditor.look(client))
+        await within("read the trace", self._auditor.look(client))
         if self._rot:
             await self._read_rotten(client, again)
         await client.close()
@@ -272,7 +251,7 @@ class Simulation:
                 priority=attempt.priority,
                 durability="disk",
             )
-            receipt = await _within(f"publish to {topic!r}", publish)
+            receipt = await within(f"publish to {topic!r}", publish)
             self._history.settle([attempt], receipt)
 
     async def _drain(self, client: Client) -> Drains:
@@ -302,7 +281,7 @@ class Simulation:
         for plan in list(self._history.groups.plans.values()):
             sweeper = Sweeper(self._world, plan, f"{plan.name}-sweeper")
             await sweeper.sweep(client)
-            graves[plan.name] = await _within("list the dead", self._dead_letters(client, plan))
+            graves[plan.name] = await within("list the dead", self._dead_letters(client, plan))
         await self._compare_groups()
         return {
             name: {place: one for place, one in dead.items() if self._is_lasting(place[0])}
@@ -332,7 +311,7 @@ class Simulation:
         broker = await self._node.running()
         with self._disk.without_faults():
             differences = compare_to_fold(
-                broker.consuming.groups, self._disk, self._scenario.settings.log.folder
+                broker.state, self._disk, self._scenario.settings.log.folder
             )
         self._world.violations += [f"a running broker differs: {one}" for one in differences]
 
@@ -390,11 +369,7 @@ class Simulation:
         return [*self._node.violations, *self._world.violations]
 
     def _failure(self, violations: list[str]) -> SimulationFailed:
-        shown = _each_rule_first(violations)[:VIOLATIONS_SHOWN_MAX]
-        if len(violations) > len(shown):
-            shown.append(f"... and {len(violations) - len(shown)} more")
-        replay = f"replay: make sim SEED={self._seed}"
-        return SimulationFailed("\n".join([*shown, replay, "what happened:", *self._lines]))
+        return SimulationFailed(failure_text(violations, seed=self._seed, lines=self._lines))
 
     def _summary(self, drains: Drains) -> Summary:
         counts = self._trouble.counts + self._node.counts + self._history.count()
@@ -411,57 +386,3 @@ class Simulation:
         ]
         digest = crc32c(repr((list(self._lines), seen, handed, sorted(drains))).encode())
         return Summary(self._seed, self._loop.now_us // 1000, counts, digest)
-
-
-def _each_rule_first(violations: list[str]) -> list[str]:
-    """Return violations with one of each rule in front: one fault often breaks a rule many times.
-
-    >>> _each_rule_first(["G3: a", "G3: b", "G9: a"])
-    ['G3: a', 'G9: a', 'G3: b']
-    """
-    firsts: dict[str, str] = {}
-    for violation in violations:
-        firsts.setdefault(violation.partition(":")[0], violation)
-    shown = list(firsts.values())
-    return [*shown, *(one for one in violations if one not in shown)]
-
-
-async def _within(what: str, work: Awaitable[T]) -> T:
-    """Peace is when everything works within 30 seconds."""
-    try:
-        async with asyncio.timeout(PEACE_S_MAX):
-            return await work
-    except TimeoutError:
-        raise SimulationFailed(f"I13: in peace, {what}: not in time") from None
-    except OnwardError as error:
-        raise SimulationFailed(f"I13: in peace, {what}: {error}") from error
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Collect no cycles: when that happens depends on what ran before, and leases hang on it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-        gc.collect()
-
-
-@contextmanager
-def _fixed_identity() -> Iterator[None]:
-    """Give this machine one name and one number: both are in the first frame of a client."""
-    names: tuple[tuple[Any, str, Callable[[], object]], ...] = (
-        (os, "getpid", lambda: 1),
-        (socket, "gethostname", lambda: "simulated"),
-    )
-    before = [getattr(module, name) for module, name, _ in names]
-    for module, name, fixed in names:
-        setattr(module, name, fixed)
-    try:
-        yield
-    finally:
-        for (module, name, _), real in zip(names, before, strict=True):
-            setattr(module, name, real)

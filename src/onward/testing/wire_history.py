@@ -81,7 +81,7 @@ class RecordedSession(Session):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record the loss of all members, unless the broker ends its connections itself."""
-        is_lost = not self._broker.publishing.is_stopping
+        is_lost = not self._broker.gate.is_stopping
         for consumer in list(self._seats):
             self._leave(consumer, "lost" if is_lost else "left")
         super().connection_lost(exc)

@@ -50,8 +50,10 @@ class World:
 
     def __init__(
         self, *, history: History, clock: VirtualClock, network: LossyNetwork, random: Random,
-        topics: list[str], trace: Trace, pause_ms_max: int,
+        topics: list[str], trace: Trace, pause_ms_max: int, address: str = NAME,
     ) -> None:  # fmt: skip
+        self.address = address
+        """Where programs find the broker."""
         self.history = history
         self.clock = clock
         self.network = network
@@ -99,7 +101,7 @@ class World:
         producer = self._producers
 
         async def dial(make: Callable[[], Link]) -> Link:
-            _, link = await self.network.connect(NAME, make, source=name)
+            _, link = await self.network.connect(self.address, make, source=name)
             return link
 
         client = Client(

@@ -6,8 +6,8 @@ import pytest
 
 from onward.bench import delay_burst, delay_cancel, delay_lateness, delay_load
 from onward.bench.report import Options
-from onward.client.scheduled import CancelResult
 from onward.message.batch import decode_batch
+from onward.protocol.operations.schedule import CancelResult
 
 
 def few(

@@ -1,18 +1,20 @@
 """A client of few words for tests of the broker: it speaks frames, and nothing by itself.
 
-`HeldCommit` is a commit whose time a test decides: what arrives meanwhile can be seen.
+`HeldCommit` is a commit whose time a test decides, `SlowDisk` are such threads: what arrives
+meanwhile can be seen.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import msgspec
 
 from onward.broker.broker import Broker
-from onward.broker.commit import Done
+from onward.broker.commit import Commit, Done
 from onward.client.pipe import PipeTransport, connect_pipe
 from onward.log.disk import Disk
 from onward.log.log import Log, Write
@@ -68,14 +70,14 @@ async def turns(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-class HeldCommit:
+class HeldCommit(Commit):
     """A `Commit` that writes when it is told to."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        super().__init__(log)
         self.held: list[tuple[Write, bool, Done]] = []
 
-    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
+    def append(self, write: Write, *, sync: bool, done: Done) -> None:
         self.held.append((write, sync, done))
 
     def release(self) -> None:
@@ -91,6 +93,40 @@ class HeldCommit:
     def close(self) -> None:
         while self.held:
             self.release()
+
+
+class SlowDisk(Executor):
+    """Threads that work when they are told to, while they are held; all else is done at once."""
+
+    def __init__(self, *, holds: Callable[[object], bool] = lambda work: True) -> None:
+        self.is_held = False
+        self._holds = holds
+        self._held: list[Callable[[], None]] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._held)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **options))
+                except BaseException as error:  # noqa: BLE001
+                    future.set_exception(error)
+
+        if self.is_held and self._holds(fn):
+            self._held.append(run)
+        else:
+            run()
+        return future
+
+    def release(self) -> None:
+        self.is_held = False
+        while self._held:
+            self._held.pop(0)()
 
 
 class Speaker(asyncio.BufferedProtocol):

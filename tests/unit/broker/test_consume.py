@@ -350,8 +350,8 @@ class Gate(HeldCommit):
 
     is_held = False
 
-    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
-        super().submit(write, sync=sync, done=done)
+    def append(self, write: Write, *, sync: bool, done: Done) -> None:
+        super().append(write, sync=sync, done=done)
         if not self.is_held:
             asyncio.get_running_loop().call_soon(self.release)
 

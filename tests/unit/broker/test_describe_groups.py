@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from onward.broker import describe, group_requests
+from onward.broker import describe
+from onward.broker.operations import groups as group_operations
 from onward.log.log import Log
 from onward.testing.clock import START_MS, ManualClock
 
@@ -211,7 +212,7 @@ async def test_a_list_of_groups_tells_the_members_that_are_farthest_behind() -> 
 async def test_a_page_of_groups_ends_when_their_positions_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_requests, "PAGE_SHARES_MAX", 25)
+    monkeypatch.setattr(group_operations, "PAGE_SHARES_MAX", 25)
     broker = await open_broker()
     operator = await Operator.of(broker)
     await operator.publish("orders", 9)

@@ -154,10 +154,10 @@ async def test_an_advance_survives_a_crash() -> None:
 async def test_an_advance_that_cannot_be_written_changes_nothing() -> None:
     broker = await open_broker()
     operator = await with_group(broker)
-    broker.publishing.is_stopping = True
+    broker.gate.is_stopping = True
     advance = {"group": "totals", "topic": "orders", "member": "spark"}
     assert await operator.code("group.advance", to=6, **advance) == "stopping"
-    broker.publishing.is_stopping = False
+    broker.gate.is_stopping = False
     assert await cursor(operator) == 0
     assert await operator.ask("group.advance", to=6, **advance) == {"count": 6}
     await broker.stop()

@@ -67,6 +67,21 @@ async def test_of_two_creations_at_the_same_time_one_is_told_that_the_group_exis
     await broker.stop()
 
 
+async def test_requests_that_follow_each_other_without_waiting_build_on_each_other() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 3)
+    ids = [
+        operator.say("group.create", group="g", topics=["orders"]),
+        operator.say("group.change", group="g", wish={"lease_ms": 5_000}),
+        operator.say("group.pause", group="g"),
+        operator.say("group.describe", group="g"),
+    ]
+    *_, group = [await operator.answer(request_id) for request_id in ids]
+    assert (group["lease_ms"], group["paused"], group["backlog"]) == (5_000, True, 3)
+    await broker.stop()
+
+
 async def test_a_change_changes_what_it_names_and_leaves_the_rest() -> None:
     broker = await open_broker()
     operator = await Operator.of(broker)

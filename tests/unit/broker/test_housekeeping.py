@@ -126,9 +126,9 @@ async def test_a_start_after_a_checkpoint_folds_to_the_state_of_a_running_broker
             await speaker.request("topic.delete", topic=name)
         if number % 4 == 0:
             await broker.housekeeping.tidy()
-    saved = broker.save()
+    saved = broker.state.save()
     again = await crashed(disk, broker)
-    assert again.save() == saved
+    assert again.state.save() == saved
     assert again.log.next_index == broker.log.next_index
     await again.stop()
 
@@ -237,9 +237,9 @@ async def test_the_space_of_an_ended_topic_comes_back() -> None:
     await keep_house(broker, 4)
     assert broker.log.bytes < before // 10
     assert await speaker.read("kept") == [b"first", b"last"]
-    saved = broker.save()
+    saved = broker.state.save()
     again = await crashed(disk, broker, settings=settings)
-    assert again.save() == saved
+    assert again.state.save() == saved
     speaker = await Speaker.to(again)
     assert await speaker.read("kept") == [b"first", b"last"]
     await again.stop()

@@ -164,7 +164,7 @@ async def test_a_group_that_cannot_be_deleted_now_is_deleted_later(
 ) -> None:
     broker = await open_broker()
     operator = await expiring(broker)
-    monkeypatch.setattr(broker.publishing, "is_stopping", True)
+    monkeypatch.setattr(broker.gate, "is_stopping", True)
     await passes(broker, MINUTE_MS)
     assert await exists(operator)
     monkeypatch.undo()

@@ -1,14 +1,17 @@
 """A peek tells what a group would hand out next, in that order, and changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from onward.broker import group_moves, lookahead, peek
+from onward.broker import lookahead, peek
 from onward.broker.broker import Broker
 from onward.errors import Overloaded
 from onward.protocol.deliveries import more_frame
+from onward.protocol.operations import OPERATIONS, operation
+from onward.protocol.operations.group_moves import PeekGroup
 
 from .asking import Consumer, Operator, until
 from .speaking import open_broker
@@ -150,7 +153,8 @@ async def test_a_peek_takes_nothing_and_counts_nothing(wish: dict[str, Any]) -> 
 async def test_too_many_peeks_at_once_are_told_to_come_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_moves, "PEEKS_MAX", 2)
+    row = replace(OPERATIONS["group.peek"], running_max=2)
+    monkeypatch.setitem(operation._BY_REQUEST, PeekGroup, row)
     broker, operator = await opened()
     await create(operator, priorities=True)
     asked = [operator.say("group.peek", group="g", topic="orders") for _ in range(3)]

@@ -300,7 +300,7 @@ async def test_when_the_disk_is_full_nothing_was_done_and_the_answer_says_so() -
     assert await speaker.publish("orders", producer_id=7, sequence=3) == "disk_full"
 
     disk.capacity_bytes = 1 << 30
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     again = speaker.say_publish("orders", [b"again"], producer_id=7, sequence=1)
     await turns()
     held(broker).release()
@@ -518,7 +518,7 @@ async def test_a_topic_whose_creation_was_refused_is_created_by_the_next_publish
     await turns()
     held(broker).held.pop()[2](DiskFull("the disk is full"))
     await turns()
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     stored = speaker.say_publish("orders")
     await turns()
     held(broker).release()
@@ -576,9 +576,9 @@ async def test_a_refused_publish_leaves_no_trace_of_its_producer(
         head = publish_head(producer_id, "orders", durability=2, batch_bytes=len(batch))
         speaker.transport.write(head + batch)
         await turns()
-        broker.publishing.disk_is_full = True
+        broker.gate.disk_is_full = True
         assert await speaker.publish("orders", **stamp) == "disk_full"
-        broker.publishing.disk_is_full = False
+        broker.gate.disk_is_full = False
     assert list(broker.producers.windows) == [1]
     again = await speaker.publish("orders", producer_id=1, sequence=1)
     assert again == first._replace(repeat=True)

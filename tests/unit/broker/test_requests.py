@@ -213,7 +213,7 @@ async def test_topics_are_listed_in_pages_in_the_order_of_their_names() -> None:
 async def test_a_page_has_a_limited_number_of_topics_whatever_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("onward.broker.requests.PAGE_MAX", 2)
+    monkeypatch.setattr("onward.broker.operations.topics.LIST_PAGE_MAX", 2)
     broker = await open_broker()
     speaker = await Speaker.to(broker)
     for name in ("c", "a", "b"):
@@ -308,7 +308,7 @@ async def test_a_full_disk_refuses_new_topics_and_still_ends_old_ones() -> None:
     broker = await open_broker()
     speaker = await Speaker.to(broker)
     await speaker.publish("orders")
-    broker.publishing.disk_is_full = True
+    broker.gate.disk_is_full = True
     assert await speaker.request("topic.create", topic="bills") == "disk_full"
     assert await speaker.request("topic.delete", topic="orders") == {"topic": "orders"}
     await broker.stop()

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from onward.errors import AlreadyExists
+from onward.broker.commit import InlineCommit
+from onward.errors import AlreadyExists, Overloaded, Unavailable
 from onward.testing.clock import ManualClock
 from onward.testing.disk import FaultyDisk
 
-from .speaking import HeldCommit, open_broker, turns
-from .waiting import HOUR_MS, Schedule, small_parts
+from .asking import Operator, until
+from .speaking import HeldCommit, SlowDisk, open_broker, turns
+from .waiting import DAY_MS, HOUR_MS, Schedule, small_parts
 
 
 @pytest.fixture(params=["in the tail", "in runs"])
@@ -159,9 +161,9 @@ async def test_a_checkpoint_between_the_commit_and_its_answer_forgets_no_replace
     await turns(20)
     commits[-1].release()
     # Right now the batch is durable, and whoever decided has not heard of it.
-    saved = broker.save()
+    saved = broker.state.save()
     assert broker.scheduling.state.is_gone(0)
-    assert saved == broker.save()
+    assert saved == broker.state.save()
     broker.fail(RuntimeError("the power was cut"))
     disk.crash(unsynced="lost")
 
@@ -286,6 +288,129 @@ async def test_what_is_stored_while_it_is_looked_up_is_not_said_to_have_fired() 
         # Somebody guessed the id that the next one gets, before that has its receipt.
         await schedule.add(HOUR_MS)
         (found,) = scheduling.intake.deciding.found([1], [], places)
-    assert found.state == "unknown"
+    assert found.state == "not_found"
     assert (await schedule.show(1))["state"] == "waiting"
+    await schedule.broker.stop()
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+async def test_a_round_that_fails_unexpectedly_answers_all_of_it_and_all_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = await opened()
+    await schedule.add(HOUR_MS, HOUR_MS)
+    await schedule.add(HOUR_MS, uniques=["k"])
+    scheduling, operator = schedule.broker.scheduling, schedule._operator
+
+    async def look_up(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with scheduling.lock:
+        requests = [
+            operator.say("schedule.cancel", ids=[0]),
+            operator.say("schedule.cancel", ids=[1]),
+            # It names the same, so it is decided in the next round.
+            operator.say("schedule.cancel", ids=[0]),
+            operator.say("schedule.move", unique="k", at_ms=schedule.clock.now_ms() + DAY_MS),
+        ]
+        publishes = [schedule.say([HOUR_MS], uniques=[key]) for key in ("k", "other")]
+        await turns()
+        monkeypatch.setattr(scheduling.files, "look_up", look_up)
+    for request_id in requests:
+        with pytest.raises(Unavailable, match="a bug") as refused:
+            await operator.answer(request_id)
+        assert refused.value.code == "unavailable"
+    for request_id in publishes:
+        with pytest.raises(Unavailable, match="a bug") as refused:
+            await schedule.receipt(request_id)
+        assert refused.value.code == "unavailable"
+    monkeypatch.undo()
+    assert await schedule.cancel(0, 1, 2) == ["cancelled", "cancelled", "cancelled"]
+    assert not any(session.unanswered_bytes for session in schedule.broker.sessions)
+    await schedule.broker.stop()
+
+
+async def test_what_a_failing_round_has_begun_is_answered_as_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = await opened()
+    await schedule.add(HOUR_MS, HOUR_MS, HOUR_MS)
+    intake, operator = schedule.broker.scheduling.intake, schedule._operator
+    cancelled_row = intake.cancelled_row
+
+    def fail_at_one(numbers: list[int], *, cause: str = "") -> Any:
+        if numbers == [1]:
+            raise RuntimeError("a bug")
+        return cancelled_row(numbers, cause=cause)
+
+    monkeypatch.setattr(intake, "cancelled_row", fail_at_one)
+    async with schedule.broker.scheduling.lock:
+        requests = [operator.say("schedule.cancel", ids=[number]) for number in range(3)]
+        await turns()
+    (result,) = (await operator.answer(requests[0]))["results"]
+    assert result["state"] == "cancelled"
+    for request_id in requests[1:]:
+        with pytest.raises(Unavailable, match="a bug"):
+            await operator.answer(request_id)
+    assert [(await schedule.show(number))["state"] for number in range(3)] == [
+        "cancelled", "waiting", "waiting",
+    ]  # fmt: skip
+    await schedule.broker.stop()
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "limit"),
+    [
+        ("schedule.list", {}, 20),
+        ("schedule.calendar", {"from_ms": 0, "until_ms": 10_000, "step_ms": 1_000}, 20),
+        ("schedule.show", {"id": 0}, 1_000),
+    ],
+)
+async def test_a_limited_number_of_looks_at_the_schedule_run_at_once(
+    op: str, fields: dict[str, Any], limit: int
+) -> None:
+    schedule = await opened()
+    await schedule.add(HOUR_MS)
+    operators = [await Operator.of(schedule.broker) for _ in range(2)]
+    async with schedule.broker.scheduling.lock:
+        running = [
+            (operators[number % 2], operators[number % 2].say(op, **fields))
+            for number in range(limit)
+        ]
+        await turns()
+        with pytest.raises(Overloaded, match=f"{limit} requests '{op}' are under way") as refused:
+            await operators[0].ask(op, **fields)
+        assert refused.value.retry_after_ms > 0
+    for operator, request_id in running:
+        await operator.answer(request_id)
+    await operators[0].ask(op, **fields)
+    await schedule.broker.stop()
+
+
+async def test_a_list_whose_connection_is_lost_keeps_the_lock_until_its_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_parts(monkeypatch)
+    threads = SlowDisk()
+    schedule = await opened(executor=threads, commit=InlineCommit)
+    await schedule.add(*[HOUR_MS] * 20)
+    await schedule.settled()
+    lock = schedule.broker.scheduling.lock
+    assert schedule.broker.scheduling.files.runs
+    other = await Operator.of(schedule.broker)
+    threads.is_held = True
+    other.say("schedule.list")
+    await until(lambda: threads.waiting)
+    other.speaker.transport.abort()
+    await turns()
+    # A merge would close files that the thread reads.
+    assert lock.locked()
+    threads.release()
+    await until(lambda: not lock.locked())
+    assert len((await schedule.ask("schedule.list"))["scheduled"]) == 20
     await schedule.broker.stop()

@@ -31,11 +31,11 @@ async def test_what_a_full_disk_refused_fires_once_when_there_is_space_again() -
     disk.capacity_bytes -= disk.free_bytes("log")
     schedule.clock.advance(100)
     broker.scheduling.wake()
-    await until(lambda: broker.publishing.disk_is_full)
+    await until(lambda: broker.gate.disk_is_full)
     await turns(100)
     assert all(schedule.numbers(f"topic-{number}") == [] for number in range(3))
     disk.capacity_bytes = capacity
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     await schedule.settled()
     for number in range(3):
         assert schedule.numbers(f"topic-{number}") == list(range(number, 30, 3))
@@ -53,7 +53,7 @@ async def test_a_full_disk_refuses_what_is_scheduled_and_takes_it_later() -> Non
     assert await schedule.refused(HOUR_MS, bodies=large) == "disk_full"
     assert await schedule.refused(HOUR_MS, bodies=large, uniques=["k"]) == "disk_full"
     disk.capacity_bytes = capacity
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     assert await schedule.add(HOUR_MS, bodies=large, uniques=["k"]) == 1
     await schedule.passes(HOUR_MS)
     assert schedule.numbers() == [0, 1]
@@ -70,7 +70,7 @@ async def test_a_move_that_a_full_disk_refused_changes_nothing() -> None:
     with pytest.raises(DiskFull):
         await schedule.move(0, HOUR_MS)
     disk.capacity_bytes = capacity
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     await schedule.passes(1_000)
     assert schedule.numbers() == [0]
     await broker.stop()

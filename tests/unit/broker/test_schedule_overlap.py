@@ -26,14 +26,17 @@ from .waiting import HOUR_MS, Schedule
 class HeldCommit:
     """A disk that takes its time: each write is done when it is released, or refused."""
 
+    in_flight_max = 1
+
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
+        self.durability_of = commit.durability_of
         self.is_held = False
         self.held: list[tuple[Callable[[], None], Done]] = []
 
-    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
+    def append(self, write: Write, *, sync: bool, done: Done) -> None:
         def perform() -> None:
-            self._commit.submit(write, sync=sync, done=done)
+            self._commit.append(write, sync=sync, done=done)
 
         if self.is_held:
             self.held.append((perform, done))
@@ -130,7 +133,7 @@ async def test_steps_behind_one_that_was_refused_wait_again_and_fire_once(
     broker, schedule, commit = await overlapping(["orders", "others"])
     assert broker.status()["scheduled"] == 7
     commit.release(refuse=DiskFull("no space"))
-    broker.publishing.disk_is_full = False
+    broker.gate.disk_is_full = False
     await schedule.settled()
     assert schedule.numbers() == [0, 2, 4]
     assert schedule.numbers("others") == [1, 3, 5]

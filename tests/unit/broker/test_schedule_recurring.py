@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from onward.broker import recurring_runs
+from onward.broker.schedule_files import ScheduleFiles
+from onward.errors import Unavailable
 from onward.testing.clock import ManualClock
 from onward.testing.disk import FaultyDisk
 
@@ -156,6 +159,62 @@ async def test_what_is_listed_while_a_change_is_under_way_is_the_changed_schedul
         assert not changing.done()
     assert (await changing)["next_at_ms"] == begin_ms + HOUR_MS
     await schedule.broker.stop()
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), Unavailable("no answer"), KeyError("bug")])
+@pytest.mark.parametrize("has_fired", [False, True])
+async def test_a_look_up_that_fails_at_a_start_is_repeated_until_the_next_run_is_planned(
+    monkeypatch: pytest.MonkeyPatch, *, error: Exception, has_fired: bool
+) -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    schedule = await opened(disk=disk, clock=clock)
+    await ticking(schedule, every_ms=60_000)
+    if has_fired:
+        recurring = schedule.broker.scheduling.intake.deciding.recurring
+        setattr(recurring, "fired", lambda uniques: None)  # noqa: B010
+        await schedule.passes(60_000)
+    await schedule.broker.stop()
+    look_up, failures = ScheduleFiles.look_up, [error, error]
+
+    async def fail_at_first(self: ScheduleFiles, *names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await look_up(self, *names)
+
+    monkeypatch.setattr(ScheduleFiles, "look_up", fail_at_first)
+    monkeypatch.setattr(recurring_runs, "AGAIN_S", 0.001)
+    schedule = await opened(disk=disk, clock=clock)
+    await until(lambda: not failures)
+    await until(lambda: schedule.broker.scheduling.waiting_count)
+    await schedule.settled()
+    for _ in range(3):
+        await schedule.passes(60_000)
+    assert len(dues(schedule)) == 3 + has_fired
+    await schedule.broker.stop()
+
+
+async def test_a_broker_that_stops_looks_for_no_runs_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, clock = FaultyDisk(Random(1)), ManualClock()
+    schedule = await opened(disk=disk, clock=clock)
+    await ticking(schedule, every_ms=60_000)
+    await schedule.broker.stop()
+    tries = 0
+
+    async def fail(self: ScheduleFiles, *names: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise OSError("no answer")
+
+    monkeypatch.setattr(ScheduleFiles, "look_up", fail)
+    monkeypatch.setattr(recurring_runs, "AGAIN_S", 0.001)
+    schedule = await opened(disk=disk, clock=clock)
+    await until(lambda: tries > 2)
+    await schedule.broker.stop()
+    tries = 0
+    await asyncio.sleep(0.01)
+    assert tries <= 1
 
 
 @pytest.mark.parametrize("operations", range(0, 60, 2))

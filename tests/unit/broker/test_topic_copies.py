@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
@@ -16,6 +15,7 @@ from onward.broker import topic_copies
 from onward.broker.broker import Broker
 from onward.broker.commit import InlineCommit
 from onward.broker.producers import WINDOW
+from onward.broker.topic_copies import TopicCopies
 from onward.errors import (
     Conflict,
     Corruption,
@@ -38,44 +38,18 @@ from onward.testing.clock import ManualClock
 from onward.testing.disk import Faults, FaultyDisk, Unsynced
 
 from .asking import Operator, until
-from .speaking import HeldCommit, open_broker, settings_with, turns
+from .speaking import HeldCommit, SlowDisk, open_broker, settings_with, turns
 from .waiting import HOUR_MS
 
 PRODUCER = 9
 
 
-class SlowDisk(Executor):
-    """Threads that read when they are told to, while they are held; all else is done at once."""
-
-    def __init__(self) -> None:
-        self.is_held = False
-        self._held: list[Callable[[], None]] = []
-
-    @property
-    def waiting(self) -> int:
-        return len(self._held)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args, **options))
-                except BaseException as error:  # noqa: BLE001
-                    future.set_exception(error)
-
-        # What housekeeping has to do is no partial call.
-        if self.is_held and isinstance(fn, partial):
-            self._held.append(run)
-        else:
-            run()
-        return future
-
-    def release(self) -> None:
-        self.is_held = False
-        while self._held:
-            self._held.pop(0)()
+def copies_of(broker: Broker) -> TopicCopies:
+    """Return the part of a broker that copies."""
+    handler: Any = broker.operations._handlers["topic.copy"]
+    copies = handler.__self__._copies
+    assert isinstance(copies, TopicCopies)
+    return copies
 
 
 @asynccontextmanager
@@ -85,14 +59,17 @@ async def opened(disk: MemoryDisk | None = None, **options: Any) -> AsyncIterato
         yield broker
     finally:
         await broker.stop()
-        assert broker.topic_copies._under_way == {}
-        assert broker.topic_copies._turns == {}
+        copies = copies_of(broker)
+        assert copies._producer_ids == []
+        assert copies._turns == {}
 
 
 @asynccontextmanager
 async def opened_with_a_slow_disk() -> AsyncIterator[tuple[Broker, SlowDisk]]:
     """Nothing is in the page cache: each read waits for the disk."""
-    slow, disk = SlowDisk(), FaultyDisk(Random(1), faults=Faults(uncached_read=1.0))
+    # What housekeeping has to do is no partial call.
+    slow = SlowDisk(holds=lambda work: isinstance(work, partial))
+    disk = FaultyDisk(Random(1), faults=Faults(uncached_read=1.0))
     async with opened(disk, executor=slow, commit=InlineCommit) as broker:
         yield broker, slow
         slow.release()
@@ -635,7 +612,7 @@ async def test_a_full_disk_refuses_a_copy_and_takes_it_when_there_is_space() -> 
         with pytest.raises(DiskFull):
             await copy(operator, batches=4)
         disk.capacity_bytes = capacity
-        broker.publishing.disk_is_full = False
+        broker.gate.disk_is_full = False
         await copy(operator, batches=4)
         assert sequences(broker) == [1, 2, 3, 4]
 
@@ -652,9 +629,9 @@ async def test_a_session_that_closes_while_its_copy_is_read_leaves_nothing_behin
         say_copy(other, batches=2)
         await until(lambda: slow.waiting)
         other.speaker.transport.abort()
-        await until(lambda: not broker.topic_copies._under_way)
-        slow.release()
         await turns()
+        slow.release()
+        await until(lambda: not copies_of(broker)._producer_ids)
         assert stored(broker) == []
         await copy(operator, batches=2)
         assert sequences(broker) == [1, 2]
@@ -670,7 +647,7 @@ async def test_a_session_that_closes_while_its_copy_is_stored_loses_nothing() ->
         say_copy(other)
         await turns()
         other.speaker.transport.abort()
-        await until(lambda: not broker.topic_copies._under_way)
+        await turns()
         request_id = say_copy(operator)
         await turns()
         held(broker).release()
@@ -701,4 +678,4 @@ async def test_a_broker_that_stops_answers_what_it_copied_and_refuses_the_rest()
         await turns()
     assert (await operator.answer(first))["batches"] == 2
     await stopping
-    assert broker.topic_copies._under_way == {}
+    assert copies_of(broker)._producer_ids == []

@@ -100,7 +100,7 @@ async def test_a_session_that_closes_while_it_waits_is_forgotten() -> None:
 async def test_one_connection_waits_a_limited_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_waits, "WAITS_PER_SESSION_MAX", 2)
+    monkeypatch.setattr(topic_waits, "WAITS_PER_REQUESTER_MAX", 2)
     broker = await open_broker()
     operator = await Operator.of(broker)
     await operator.publish("orders", 3)
@@ -109,6 +109,24 @@ async def test_one_connection_waits_a_limited_number_of_times(
     await operator.publish("orders", 1)
     for asked in waiting:
         assert await operator.answer(asked) == {"topics": {"orders": [0, 4]}}
+    await broker.stop()
+
+
+async def test_thousands_of_waits_are_answered_by_one_message() -> None:
+    broker = await open_broker()
+    operators = [await Operator.of(broker) for _ in range(20)]
+    await operators[0].publish("orders", 1)
+    waiting = [
+        (operator, operator.say("topic.wait", ends={"orders": 1}, wait_ms=LONG_MS))
+        for operator in operators
+        for _ in range(topic_waits.WAITS_PER_REQUESTER_MAX)
+    ]
+    await turns()
+    assert len(broker.catalogue.find("orders").watches or ()) == 2_000
+    await operators[0].publish("orders", 1)
+    for operator, request_id in waiting:
+        assert await operator.answer(request_id) == {"topics": {"orders": [0, 2]}}
+    assert broker.topic_waits._count_of == {}
     await broker.stop()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from onward.cli.top import Sample, make_view
-from onward.client.groups import (
+from onward.protocol.operations.groups import (
     GroupDescription,
     MemberDescription,
     PositionDescription,
     ShareDescription,
 )
-from onward.client.topics import TopicDescription
+from onward.protocol.operations.topics import TopicDescription
 
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
 

@@ -4,7 +4,11 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import msgspec
 import pytest
+
+from onward.protocol.operations.status import NodeStatus
+from onward.protocol.operations.topics import TopicDescription
 
 Onward = Callable[..., subprocess.CompletedProcess[bytes]]
 
@@ -13,6 +17,13 @@ def record(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
+
+
+def test_a_line_of_json_has_every_field_of_the_reply_and_no_other(onward: Onward):
+    topic = record(onward("topics", "create", "whole", "--json"))
+    assert msgspec.to_builtins(msgspec.convert(topic, TopicDescription)) == topic
+    status = record(onward("status", "--json"))
+    assert msgspec.to_builtins(msgspec.convert(status, NodeStatus)) == status
 
 
 def test_a_topic_can_expire_when_it_is_idle(onward: Onward):

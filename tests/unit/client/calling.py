@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from onward.broker.broker import Broker
-from onward.broker.commit import Done
+from onward.broker.commit import Commit, Done
 from onward.client.client import Client
 from onward.client.link import Link
 from onward.client.pipe import PipeTransport, connect_pipe
@@ -21,18 +21,17 @@ from onward.protocol.payloads import Durability
 from onward.settings import LogSettings, ServerSettings, Settings, TopicSettings
 
 
-class SlowCommit:
+class SlowCommit(Commit):
     """A `Commit` that waits while it is told to, and fails when it is told to."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
-        self._loop = asyncio.get_running_loop()
+        super().__init__(log)
         self._held: list[Callable[[], None]] = []
         self.is_holding = False
         self.refusal: OnwardError | None = None
         """What the next commit ends with, instead of being done."""
 
-    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
+    def append(self, write: Write, *, sync: bool, done: Done) -> None:
         def perform() -> None:
             refusal, self.refusal = self.refusal, None
             if refusal is None:

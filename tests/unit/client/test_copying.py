@@ -9,7 +9,6 @@ from onward.broker import topic_copies
 from onward.broker.producers import WINDOW
 from onward.client.client import Client
 from onward.client.copying import CopyLines
-from onward.client.receipt import CopiedBatches
 from onward.client.sync import connect_sync
 from onward.errors import (
     Conflict,
@@ -22,6 +21,7 @@ from onward.errors import (
     UnknownTopic,
 )
 from onward.message.batch import encode_batch
+from onward.protocol.operations.pipeline import CopiedBatches
 
 from .calling import calling, settings_with, turns
 

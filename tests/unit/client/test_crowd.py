@@ -10,7 +10,7 @@ import pytest
 from onward import Client
 from onward.broker import publish as publish_module
 from onward.broker.broker import Broker
-from onward.broker.commit import Done
+from onward.broker.commit import Commit, Done
 from onward.log.log import Log, Write
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.payloads import Durability
@@ -18,17 +18,16 @@ from onward.protocol.payloads import Durability
 from .calling import Cable, settings_with
 
 
-class Stepwise:
+class Stepwise(Commit):
     """A `Commit` that performs one write when it is told to, and never two at a time."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
-        self._loop = asyncio.get_running_loop()
+        super().__init__(log)
         self.submitted: list[tuple[Write, bool, Done]] = []
         self.is_stepping = False
         self.most = 0
 
-    def submit(self, write: Write, *, sync: bool, done: Done) -> None:
+    def append(self, write: Write, *, sync: bool, done: Done) -> None:
         self.submitted.append((write, sync, done))
         self.most = max(self.most, len(self.submitted))
         if not self.is_stepping:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from onward.client.explanation import Explanation, LifeStory, Publisher, ScheduledOrigin, span
-from onward.client.scheduled import ScheduledDescription
+from onward.client.explanation import Explanation, LifeStory, ScheduledOrigin, span
 from onward.delivery.trace import Trace, encode_rows
 from onward.message.message import Message
+from onward.protocol.operations.messages import MessageInGroup, Publisher
+from onward.protocol.operations.schedule import ScheduledDescription
 
 SECOND = 1_000
 AT_9_S = "1970-01-01T00:00:09.000Z"
@@ -25,8 +26,14 @@ def row(did: str, at_ms: int, **fields: object) -> Trace:
     return Trace(did=did, at_ms=at_ms, **(given | fields))  # type: ignore[arg-type]
 
 
+def in_group(**fields: object) -> MessageInGroup:
+    given: dict[str, object] = {"group": "billing", "attempt": 1}
+    return MessageInGroup(**(given | fields))  # type: ignore[arg-type]
+
+
 def sentences(story: LifeStory, group: str = "billing", state: str = "finished") -> list[str]:
-    (life,) = [one for one in story.lives([{"group": group, "state": state}]) if one.group == group]
+    states = [in_group(group=group, state=state)]
+    (life,) = [one for one in story.lives(states) if one.group == group]
     return [event.sentence() for event in life.events]
 
 
@@ -136,7 +143,7 @@ def test_a_fork_of_a_broadcast_knows_the_positions_of_its_source():
         "the position of ann is past it",
         "the group was forked from billing",
     ]
-    state = {"group": "trial", "state": "broadcast", "passed": 1, "positions": 1}
+    state = in_group(group="trial", state="broadcast", passed=1, positions=1)
     (_, life) = story.lives([state])
     assert life.sentence() == "each member reads by itself: 1 of 1 stored position is past it"
 
@@ -155,7 +162,7 @@ def test_rows_that_nobody_can_read_tell_nothing():
 
 def test_a_life_line_that_never_ends_is_bounded():
     rows = [row("retried", at, attempt=at) for at in range(5_000)]
-    (life,) = story_of(*rows).lives([{"group": "billing", "state": "ready"}])
+    (life,) = story_of(*rows).lives([in_group(state="ready")])
     assert [event.attempt for event in life.events] == list(range(4_000, 5_000))
 
 
@@ -180,7 +187,7 @@ def test_how_it_is_now_is_a_sentence_for_every_state():
         ({"state": "finished"}, "finished"),
     ]  # fmt: skip
     for state, wanted in states:
-        (life,) = LifeStory("orders", 7).lives([{"group": "billing", **state}])
+        (life,) = LifeStory("orders", 7).lives([in_group(**state)])
         assert life.sentence(now_ms=now) == wanted
 
 
@@ -199,7 +206,7 @@ def test_what_holds_a_message_back_is_said():
          f"not delivered yet; {BEYOND}"),
     ]  # fmt: skip
     for state, wanted in states:
-        (life,) = LifeStory("orders", 7).lives([{"group": "billing", **state}])
+        (life,) = LifeStory("orders", 7).lives([in_group(**state)])
         assert life.sentence() == wanted
 
 
@@ -212,7 +219,7 @@ def test_the_text_for_people_counts_from_the_publish():
         topic="orders", offset=7, asked_at_ms=61_000,
         message=Message("orders", 7, b"hello", published_at_ms=SECOND, event_id=12),
         node="n1", durability="disk", published_by=Publisher("shop", "web-1", 4711),
-        groups=story.lives([{"group": "billing", "state": "finished"}]), is_complete=False,
+        groups=story.lives([in_group(state="finished")]), is_complete=False,
     )  # fmt: skip
     assert life.lines() == [
         "orders/7",
@@ -229,7 +236,7 @@ def test_the_text_for_people_counts_from_the_publish():
 
 def test_a_message_that_retention_took_is_told_from_its_first_row_on():
     story = story_of(row("acked", 5_000), row("skipped", 4_000))
-    lives = story.lives([{"group": "billing", "state": "finished"}])
+    lives = story.lives([in_group(state="finished")])
     life = Explanation(topic="orders", offset=7, asked_at_ms=9_000, groups=lives)
     assert (
         life.lines()[1]
@@ -253,7 +260,7 @@ def test_what_is_only_in_memory_is_not_said_to_be_on_disk():
 
 def test_a_retry_that_waits_tells_why_it_failed():
     story = story_of(row("retried", 0, attempt=1, due_at_ms=60_000, cause="no luck"))
-    (life,) = story.lives([{"group": "billing", "state": "waiting", "due_at_ms": 60_000}])
+    (life,) = story.lives([in_group(state="waiting", due_at_ms=60_000)])
     assert life.sentence(now_ms=0).endswith(": no luck")
 
 
@@ -308,7 +315,7 @@ def test_who_scheduled_a_message_may_be_forgotten_and_that_is_said():
 def test_how_a_message_ended_before_the_oldest_row_is_said_to_be_unknown(
     is_stored: bool, sentence: str
 ):
-    states = [{"group": "billing", "state": "finished"}]
+    states = [in_group(state="finished")]
     (life,) = story_of().lives(states, is_complete=False, is_stored=is_stored)
     assert life.sentence() == sentence
     (life,) = story_of().lives(states)
@@ -325,7 +332,7 @@ def test_how_a_message_ended_before_the_oldest_row_is_said_to_be_unknown(
 def test_an_end_that_the_trace_still_tells_is_told_though_its_oldest_part_is_gone(
     last: Trace, sentence: str
 ):
-    states = [{"group": "billing", "state": "finished"}, {"group": "mail", "state": "fresh"}]
+    states = [in_group(state="finished"), in_group(group="mail", state="fresh")]
     billing, mail = story_of(last).lives(states, is_complete=False, is_stored=False)
     assert billing.sentence() == sentence
     assert (mail.cause, mail.sentence()) == ("", "not delivered yet")

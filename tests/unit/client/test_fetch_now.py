@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from onward import connect_sync
-from onward.broker.requests import Requests
-from onward.errors import NotConnected
+from onward.errors import InvalidRequest, NotConnected
 
 from .calling import calling
 from .consuming import members, until
@@ -100,9 +99,11 @@ async def test_without_an_answer_it_says_so() -> None:
 async def test_a_broker_that_does_not_know_the_question_is_asked_simpler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def refuse(request: object, requester: object) -> NoReturn:
+        raise InvalidRequest("there is no such operation")
+
     async with calling() as (client, cable, _):
-        requests: Requests = cable.broker.requests
-        monkeypatch.delitem(requests.operations, "member.served")
+        monkeypatch.setitem(cable.broker.operations._handlers, "member.served", refuse)
         await client.publish("orders", "a")
         consumer = client.consume("orders", group="g")
         assert [one.text for one in await consumer.fetch(wait=0)] == ["a"]

@@ -11,7 +11,7 @@ import pytest
 
 from onward.client import group_calls
 from onward.client.client import Client
-from onward.client.explanation import GroupLife, Publisher
+from onward.client.explanation import GroupLife
 from onward.client.finding import OpenReader, collect
 from onward.client.groups import DeadLetterDescription
 from onward.delivery.filter import Filter
@@ -27,6 +27,7 @@ from onward.errors import (
     UnknownTopic,
 )
 from onward.message.message import Message
+from onward.protocol.operations.messages import Publisher
 
 from .calling import Cable, calling
 from .consuming import until
@@ -252,7 +253,7 @@ async def test_more_ranges_than_a_request_may_have_go_in_parts(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
     client, _ = pair
-    monkeypatch.setattr("onward.client.group_calls._RANGES_MAX", 2)
+    monkeypatch.setattr("onward.client.groups.RANGES_MAX", 2)
     assert await client.skip("billing", "orders", range(0, 10, 2)) == 5
 
 

@@ -9,6 +9,7 @@ import pytest
 from onward.broker.broker import Broker
 from onward.client.keeper import Keeper
 from onward.client.link import Link
+from onward.client.nodes import Node
 from onward.client.pipe import connect_pipe
 from onward.errors import NotConnected, Unauthenticated
 from onward.log.memory_disk import MemoryDisk
@@ -107,7 +108,7 @@ async def test_a_link_that_is_lost_with_its_welcome_ends_nothing() -> None:
                 link.ready.add_done_callback(lambda _: link.connection_lost(None))
             return link
 
-        client._keeper()._dials[:] = [dial]
+        client._keeper()._nodes.listed[:] = [Node("", dial)]
         cable.cut()
         await asyncio.sleep(0.02)
         commit.release()

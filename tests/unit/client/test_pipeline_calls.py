@@ -8,9 +8,9 @@ import pytest
 
 from onward.client.client import Client
 from onward.client.sync import connect_sync
-from onward.client.topics import TopicEnd
 from onward.errors import Conflict, InvalidRequest, Overloaded, UnknownTopic
 from onward.message.batch import encode_batch
+from onward.protocol.operations.pipeline import TopicEnd
 
 from .calling import Cable, calling, turns
 
@@ -149,12 +149,12 @@ async def test_a_client_whose_group_somebody_else_took_meanwhile_is_told() -> No
         await client.publish("orders", b"x")
         await client.create_group("totals", "orders")
         await client.hold_group("totals", holder="one")
-        keeper, dials = client._keeper(), client._keeper()._dials
-        keeper._dials = []
+        nodes, listed = client._keeper()._nodes, client._keeper()._nodes.listed
+        nodes.listed = []
         cable.cut()
         await until(lambda: not cable.broker.group_holds.holder_of("totals"))
         await other.hold_group("totals", holder="two")
-        keeper._dials = dials
+        nodes.listed = listed
         with pytest.raises(Conflict, match="group 'totals' is used by two"):
             await client.advance_group("totals", "orders", to=1, member="spark")
         assert not client._holds

@@ -306,7 +306,7 @@ def test_a_column_that_cannot_be_read_is_named_with_its_batch() -> None:
 
 
 async def test_topics_that_ended_stand_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.client.topic_calls._PAGE", 2)
+    monkeypatch.setattr("onward.client.topic_calls.LIST_LIMIT_MAX", 2)
     async with calling() as (client, _, _):
         for name in "fedcba":
             await client.create_topic(name)

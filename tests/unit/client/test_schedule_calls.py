@@ -296,7 +296,7 @@ async def test_business_keys_are_answered_in_their_order(trio: Trio):
 
 async def test_many_are_cancelled_in_pages(trio: Trio, monkeypatch: pytest.MonkeyPatch):
     client, _, _ = trio
-    monkeypatch.setattr(module, "_CANCELLED_MAX", 7)
+    monkeypatch.setattr(module, "CANCELLED_MAX", 7)
     monkeypatch.setattr(module, "_UNIQUES_MAX", 3)
     receipt = await client.publish_many("orders", map(str, range(20)), delay="1h")
     results = await receipt.cancel()
@@ -369,7 +369,7 @@ async def test_what_waits_is_listed_by_topic_key_and_time_in_pages(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ):
     client, _, _ = trio
-    monkeypatch.setattr(module, "_PAGE", 3)
+    monkeypatch.setattr(module, "LIST_PAGE_MAX", 3)
     base_ms = client._clock.now_ms() + 86_400_000
     at = [base_ms + n * 1_000 for n in reversed(range(10))]
     await client.publish_many("orders", map(str, range(10)), at=at, keys=["a", "b"] * 5)

@@ -390,13 +390,20 @@ def test_a_release_counts_as_a_delivery_and_not_as_an_attempt():
     assert [share.state_of(offset) for offset in (0, 1, 2)] == ["ready", "ready", "taken"]
 
 
-def test_deliveries_are_counted_of_a_limited_number_of_messages(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(share_module, "RETRIES_MAX", 3)
+def test_deliveries_are_counted_in_a_limited_number_of_ranges(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(share_module, "RETRIES_MAX", 2)
     share = running(taken=9)
-    share.apply(row("released", (0, 9)))
-    share.apply(row("released", (0, 9)))
-    assert share.grants([(0, 9)]) == [(0, 3, 1, 3), (3, 9, 1, 1)]
+    for start in (0, 2, 4):
+        share.apply(row("released", (start, start + 1)))
+    assert share.grants([(0, 6)]) == [(0, 1, 1, 2), (1, 2, 1, 1), (2, 3, 1, 2), (3, 6, 1, 1)]
     assert not share.is_full
+
+
+def test_a_release_of_a_million_messages_costs_one_range():
+    share = running(taken=1_000_000)
+    share.apply(row("released", (0, 1_000_000)))
+    assert share.grants([(0, 1_000_000)]) == [(0, 1_000_000, 1, 2)]
+    assert len(share.uncounted) == 1
 
 
 def test_an_uncounted_retry_keeps_the_count_as_it_was():

@@ -55,6 +55,8 @@ KEYED = encode_batch([b"hello", b"world"], keys=["a", None])
         (changed(PLAIN, 52, "I", 7), "directory"),
         (changed(KEYED, 48, "H", 255), "ascending"),
         (changed(KEYED, 48, "H", 0), "ascending"),
+        (changed(KEYED, 50, "H", 1), "ascending"),
+        (changed(KEYED, 58, "H", 1), "directory"),
         (changed(KEYED, 56, "H", 254), "directory"),
         (changed(KEYED, 52, "I", HUGE), "directory"),
         (changed(KEYED, 60, "I", 0), "directory"),
@@ -139,3 +141,39 @@ def test_a_signed_lie_anywhere_is_opened_or_refused_and_nothing_else(
     packed[at : at + len(lie)] = lie
     with contextlib.suppress(ProtocolError):
         open_all(decode_batch(signed(packed), raw_bytes_max=MAX))
+
+
+rows_of_directories = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 2, 3, 254, 255, 256, 511]),
+        st.sampled_from([0, 0, 0, 0, 0, 1, 256]),
+        st.integers(0, 20),
+    ),
+    max_size=4,
+)
+
+
+@given(rows_of_directories, st.booleans(), st.integers(0, 6), st.sampled_from([0, 0, 0, 8]))
+def test_a_directory_is_accepted_exactly_when_it_keeps_the_rules_of_the_format(
+    rows: list[tuple[int, int, int]], has_bodies: bool, count: int, raw_bytes_more: int
+) -> None:
+    if has_bodies:
+        rows = [*sorted({row[0]: row for row in rows if row[0] < 255}.values()), (255, 0, 12)]
+    raw_bytes = sum((size + 7) & ~7 for _, _, size in rows) + raw_bytes_more
+    rest = struct.pack("<BBHIIQQq", 1, 0, len(rows), count, raw_bytes, 0, 0, 0)
+    rest += b"".join(struct.pack("<HHI", *row) for row in rows) + bytes(raw_bytes)
+    batch = signed(struct.pack("<4sII", b"OBAT", 12 + len(rest), 0) + rest)
+    kinds = [kind for kind, _, _ in rows]
+    is_valid = (
+        kinds == sorted(set(kinds))
+        and kinds[-1:] == [255]
+        and kinds[0] > 0
+        and not any(zero for _, zero, _ in rows)
+        and rows[-1][2] >= 4 * count > 0
+        and not raw_bytes_more
+    )
+    if is_valid:
+        assert list(decode_batch(batch, raw_bytes_max=MAX).kinds) == kinds
+    else:
+        with pytest.raises(ProtocolError):
+            check_batch(batch)

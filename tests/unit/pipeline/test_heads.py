@@ -5,13 +5,13 @@ import random
 import pyarrow as pa
 import pytest
 
-from onward.client.topics import TopicEntry
 from onward.errors import OffsetOutOfRange
 from onward.pipeline import heads
 from onward.pipeline.columns import record_batches
 from onward.pipeline.heads import head_batch, is_enough, read_heads
 from onward.pipeline.place import Place, open_client, read_range
 from onward.pipeline.schema import arrow_schema, message_schema
+from onward.protocol.operations.pipeline import TopicEntry
 
 SCHEMA = arrow_schema(message_schema(["published_at", "topic", "offset", "event_id"]))
 

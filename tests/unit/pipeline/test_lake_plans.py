@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.client.sync import SyncClient
-from onward.client.topics import TopicDescription
 from onward.errors import Conflict, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from onward.pipeline.jobs import archive, compact
 from onward.pipeline.lake import Lake, open_lake
 from onward.pipeline.lake_read import Part, Side, look, part_of, side_of
 from onward.pipeline.lake_state import Gap, LakeCommit, LakeFile, LakeState, fold
 from onward.pipeline.planning import Stretch
+from onward.protocol.operations.topics import TopicDescription
 
 EARLIEST, LATEST = Side(), Side(is_latest=True)
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.client.topics import TopicDescription
 from onward.errors import Conflict
 from onward.pipeline.lake_state import (
     Gap,
@@ -16,6 +15,7 @@ from onward.pipeline.lake_state import (
     fold,
     origin_of,
 )
+from onward.protocol.operations.topics import TopicDescription
 
 
 def file(first: int, end: int, *, topic: str = "orders") -> LakeFile:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from onward.client.topics import TopicDescription
 from onward.pipeline.jobs.reconcile import Pair, concerned
 from onward.pipeline.lake_state import Gap, LakeCommit, LakeFile, LakeState, fold
 from onward.pipeline.report import Gone, GroupLine, Report, Verdicts
 from onward.pipeline.unchecked import GONE_SAID_MAX, gone_of, say_gone
 from onward.pipeline.window import Window
+from onward.protocol.operations.topics import TopicDescription
 
 ALL = Window(None, 10_000)
 LATE = Window(5_000, 10_000)

@@ -5,10 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from onward.message.batch import encode_batch
 from onward.protocol.deliveries import ack_frame, delivery_head, recall_frame
-from onward.protocol.frames import Kind
+from onward.protocol.frames import Kind, frame
+from onward.protocol.operations.replicas import (
+    SourceState,
+    encode_followed,
+    encode_source,
+    file_head,
+)
 from onward.protocol.payloads import Durability, publish_head, published_frame
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
@@ -50,6 +57,15 @@ def test_the_ack_in_the_protocol_document_is_what_is_sent() -> None:
 
 def test_the_recall_in_the_protocol_document_is_what_is_sent() -> None:
     assert shown("protocol.md", "recall") == recall_frame(3, 5).hex(" ")
+
+
+def test_the_frames_of_a_replica_in_the_protocol_document_are_what_is_sent() -> None:
+    source = encode_source(SourceState(42, 1_750_000_000_123, 1))
+    assert shown("protocol.md", "source") == frame(Kind.SOURCE, 1, source).hex(" ")
+    followed = encode_followed(41)
+    assert shown("protocol.md", "followed") == frame(Kind.FOLLOWED, 1, followed).hex(" ")
+    part = file_head(crc32c(b"abc")) + b"abc"
+    assert shown("protocol.md", "file") == frame(Kind.FILE, 2, part).hex(" ")
 
 
 @pytest.mark.parametrize("kind", Kind)

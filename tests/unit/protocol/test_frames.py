@@ -24,5 +24,6 @@ def test_the_preface_is_eight_bytes_that_no_frame_can_begin_with() -> None:
 def test_kinds_of_the_client_are_below_64_and_those_of_the_broker_above(kind: Kind) -> None:
     from_client = {"HELLO", "PING", "BYE", "PUBLISH", "READ", "CREDIT", "CANCEL", "REQUEST"}
     from_client |= {"CONSUME", "ACK", "SETTLE", "MORE", "STARTED", "PROGRESS"}
+    from_client |= {"FOLLOW", "FOLLOWED", "FETCH"}
     assert (kind < 64) == (kind.name in from_client)
     assert kind_name(kind) == kind.name

@@ -3,6 +3,7 @@
 import runpy
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from onward.protocol.connection import ClientConnection, ServerConnection
@@ -16,7 +17,15 @@ from onward.protocol.deliveries import (
     decode_settled,
 )
 from onward.protocol.frames import PREFACE, Kind, frame
-from onward.protocol.payloads import Hello
+from onward.protocol.operations.replicas import (
+    Fetch,
+    Follow,
+    SourceState,
+    decode_followed,
+    decode_source,
+    split_file,
+)
+from onward.protocol.payloads import Hello, Lineage, Welcome, decode_hello
 from onward.protocol.receiver import Frame, Receiver
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -34,6 +43,7 @@ def frames_in(name: str) -> list[Frame]:
 FILES = [
     "frames_client.bin", "frames_broker.bin", "frames_member.bin", "frames_deliveries.bin",
     "frames_starting.bin", "frames_recalling.bin", "frames_times.bin", "frames_progress.bin",
+    "frames_replicas.bin", "frames_histories.bin",
 ]  # fmt: skip
 
 
@@ -87,3 +97,26 @@ def test_the_golden_frames_of_a_member_still_say_what_they_said() -> None:
     assert [row.do for row in decode_settle(settle).rows] == [
         *("retry", "reject", "release", "renew"),
     ]
+
+
+def test_the_golden_frames_of_a_replica_still_say_what_they_said() -> None:
+    payloads = [payload for _, _, payload in frames_in("frames_replicas.bin")]
+    follow, followed, fetch, source, _, file = payloads
+    assert msgspec.json.decode(follow, type=Follow) == Follow(
+        name="copy-1", node="5e0f3c", next_event_id=42, last_crc=0xDEADBEEF,
+        lineage=Lineage(1, "a1b2c3"), credit_bytes=1 << 20,
+    )  # fmt: skip
+    assert decode_followed(followed) == 41
+    assert msgspec.json.decode(fetch, type=Fetch) == Fetch(
+        snapshot=1, file=2, position=65_536, bytes=32_768
+    )
+    assert decode_source(source) == SourceState(42, 1_750_000_000_123, 1)
+    assert split_file(file) == (0x3C2FAB81, bytes(range(16)))
+
+
+def test_the_golden_histories_still_say_what_they_said() -> None:
+    hello, welcome = [payload for _, _, payload in frames_in("frames_histories.bin")]
+    assert decode_hello(hello).lineage == Lineage(2, "d4e5f6")
+    told = msgspec.json.decode(welcome, type=Welcome)
+    assert (told.revision, told.lineage) == (3, Lineage(2, "d4e5f6"))
+    assert (told.is_leader, told.leader) == (False, "broker-2:7700")

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from onward.client.sync import SyncClient
-from onward.client.topics import TopicDescription
 from onward.clock import SystemClock
 from onward.durations import Duration, duration_ms
 from onward.errors import (
@@ -46,6 +45,7 @@ from onward.pipeline.place import Place, open_client
 from onward.pipeline.planning import Stretch, admit
 from onward.pipeline.tasks import parallelism_of, run_tasks
 from onward.pipeline.window import choose_topics
+from onward.protocol.operations.topics import TopicDescription
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,7 +30,6 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 import onward
-from onward.client.groups import GroupDescription
 from onward.client.sync import SyncClient
 from onward.clock import SystemClock
 from onward.durations import Duration, duration_ms, format_duration
@@ -54,6 +53,7 @@ from onward.pipeline.report import (
 from onward.pipeline.unchecked import find_gone, say_gone
 from onward.pipeline.window import Moment, choose_groups, choose_topics, window_of
 from onward.pipeline.window import Window as Stretch
+from onward.protocol.operations.groups import GroupDescription
 
 SLOW = "1m"
 ARCHIVE = "archive"

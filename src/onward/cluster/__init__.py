@@ -1,0 +1,1 @@
+"""Copies of a node. `replica` follows a running broker; consensus between nodes comes later."""
