@@ -216,12 +216,13 @@ class Keeper:
     async def close(self) -> None:
         """Close for good."""
         self.final = self.final or NotConnected("the client is closed")
+        if self._task is not None:
+            # First of all: a search that ends meanwhile would connect to another node.
+            self._task.cancel()
+            await asyncio.wait([self._task])
         link, self.link = self.link, None
         if link is not None:
             await link.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
         self._changed.set()
 
     async def _run(self) -> None:

@@ -33,6 +33,7 @@ CONNECT_S = 5.0
 OTHERS_S = 0.5
 """How long the other nodes are waited for when one has answered."""
 LEARNED_MAX = 8
+_CANCELLED = "the search for a node was cancelled"
 
 Dial = Callable[[Callable[[], Link]], Awaitable[Link]]
 """Opens a transport for a new link; raises OSError when nobody is there."""
@@ -123,15 +124,20 @@ class Nodes:
         """Connect to the nodes; return those that answer with the newest history, leaders first."""
         self.errors = []
         contacts = await self._connect(self.listed)
-        if also_learned and not any(contact.leads for contact in contacts):
+        try:
+            if also_learned and not any(contact.leads for contact in contacts):
+                for contact in contacts:
+                    self.learn(contact.link.welcome.leader, told_by=contact.node)
+                contacts += await self._connect(list(self._learned.values()))
+            contacts.sort(key=lambda contact: not contact.leads)
+            newest = await self._of_newest_history(contacts) if self._checks_history else contacts
+        except BaseException:
+            # The caller never sees these links, so nobody else can close them.
             for contact in contacts:
-                self.learn(contact.link.welcome.leader, told_by=contact.node)
-            contacts += await self._connect(list(self._learned.values()))
-        contacts.sort(key=lambda contact: not contact.leads)
-        if self._checks_history:
-            contacts = await self._of_newest_history(contacts)
-        self._probe = None if contacts else self._probe
-        return contacts
+                contact.link.abort(OutcomeUnknown(_CANCELLED))
+            raise
+        self._probe = None if newest else self._probe
+        return newest
 
     # --- connecting --------------------------------------------------------------------------
 
@@ -146,7 +152,7 @@ class Nodes:
         except BaseException:
             for attempt in attempts:
                 if _has_answered(attempt):
-                    _close(attempt.result(), OutcomeUnknown("the search was given up"))
+                    _close(attempt.result(), OutcomeUnknown(_CANCELLED))
             raise
         contacts = []
         for node, attempt in zip(nodes, attempts, strict=True):
@@ -171,18 +177,24 @@ class Nodes:
 
     async def _dial(self, node: Node) -> Link:
         place = f"at {node.address}" if node.address else "there"
-        async with asyncio.timeout(CONNECT_S):
-            link = await node.dial(
-                lambda: Link(name=self._name, token=self._token, place=place, lineage=self.lineage)
-            )
-            try:
-                await asyncio.shield(link.ready)
-            except NotConnected:
-                await self._check_silent(link, node, place)
-                raise
-            except BaseException:
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                link = await node.dial(
+                    lambda: Link(
+                        name=self._name, token=self._token, place=place, lineage=self.lineage
+                    )
+                )
+                try:
+                    await asyncio.shield(link.ready)
+                except NotConnected:
+                    await self._check_silent(link, node, place)
+                    raise
+        except BaseException:
+            # Outside of the timeout, which may expire in the same iteration as WELCOME arrives.
+            if link is not None:
                 link.abort(OutcomeUnknown("the handshake did not finish"))
-                raise
+            raise
         return link
 
     async def _check_silent(self, link: Link, node: Node, place: str) -> None:

@@ -11,7 +11,7 @@ from onward.client.keeper import Keeper
 from onward.client.link import Link
 from onward.client.nodes import Node
 from onward.client.pipe import connect_pipe
-from onward.errors import NotConnected, Unauthenticated
+from onward.errors import NotConnected, NotLeader, Unauthenticated
 from onward.log.memory_disk import MemoryDisk
 from onward.settings import AuthSettings, Settings, Token
 
@@ -113,6 +113,34 @@ async def test_a_link_that_is_lost_with_its_welcome_ends_nothing() -> None:
         await asyncio.sleep(0.02)
         commit.release()
         assert (await asyncio.wait_for(future, 3)).offset == 1
+
+
+async def test_a_search_that_is_under_way_when_the_client_closes_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A goodbye may take a second, in which the search for a leader finds another node."""
+    async with calling() as (_, cable, _):
+        links: list[Link] = []
+
+        async def dial(make: Callable[[], Link]) -> Link:
+            links.append(await cable.dial(make))
+            return links[-1]
+
+        keeper = Keeper([dial], name="test", token=None)
+        await keeper.open(timeout_s=2)
+        close = links[0].close
+
+        async def close_slowly() -> None:
+            await turns()
+            await close()
+
+        monkeypatch.setattr(links[0], "close", close_slowly)
+        keeper.need_leader(links[0], NotLeader("another node leads", leader=None))
+        while len(links) == 1:
+            await turns(1)
+        await keeper.close()
+        await turns()
+        assert [link.is_open for link in links] == [False, False]
 
 
 async def test_a_keeper_that_fails_tells_those_who_wait() -> None:

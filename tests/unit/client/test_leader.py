@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +14,8 @@ from onward.broker.futures import future_of
 from onward.broker.state import LineageRecord
 from onward.client.address import parse_addresses
 from onward.client.client import Client
-from onward.client.nodes import LEARNED_MAX, Nodes, socket_dial
+from onward.client.link import Link
+from onward.client.nodes import LEARNED_MAX, Node, Nodes, socket_dial
 from onward.errors import (
     NotConnected,
     NotLeader,
@@ -106,6 +108,33 @@ async def test_a_write_goes_to_the_leader_that_a_replica_names() -> None:
         mq.consume("orders", group="billing"),
     ):
         assert node_of(mq) == source.broker.node
+
+
+async def test_a_search_for_the_leader_that_is_cancelled_leaves_no_connection() -> None:
+    async with source_and_copy() as (_, copy):
+        links: list[Link] = []
+        is_waiting = asyncio.Event()
+
+        async def dial_copy(make: Callable[[], Link]) -> Link:
+            links.append(await socket_dial(parse_addresses(copy.address)[0])(make))
+            return links[-1]
+
+        async def dial_nobody(make: Callable[[], Link]) -> Link:
+            is_waiting.set()
+            await asyncio.Event().wait()
+            raise AssertionError("never reached")
+
+        nodes = Nodes(
+            [dial_copy], name="test", token=None, addresses=(), probe=None, learns=False,
+            checks_history=True,
+        )  # fmt: skip
+        nodes._learned["elsewhere:7700"] = Node("elsewhere:7700", dial_nobody)
+        search = asyncio.ensure_future(nodes.connect(also_learned=True))
+        await is_waiting.wait()
+        assert links[0].is_open
+        search.cancel()
+        await asyncio.wait([search])
+        await asyncio.wait_for(links[0].lost, timeout=5)
 
 
 async def test_a_leader_is_named_by_what_it_advertises() -> None:
