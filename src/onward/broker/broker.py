@@ -309,6 +309,8 @@ class Broker:
     async def retire(self, *, successor: str = "") -> None:
         """Stop taking writes for ever, durably: another node continues this history."""
         await self.follow(None, why=RETIRED)
+        # Those that connect from now on are told at once that this node does not lead.
+        sessions = set(self.sessions)
         if not self.state.is_retired:
             lineage = self.state.lineage
             record = LineageRecord(
@@ -316,11 +318,11 @@ class Broker:
                 is_retired=True, successor=successor,
             )  # fmt: skip
             await future_of(lambda done: self.publishing.change_lineage(record, done=done))
-        asyncio.get_running_loop().call_later(SEND_AWAY_S, self._send_away)
+        asyncio.get_running_loop().call_later(SEND_AWAY_S, self._send_away, sessions)
 
-    def _send_away(self) -> None:
-        """End the sessions of clients, so that they look for the leader; replicas stay."""
-        for session in list(self.sessions):
+    def _send_away(self, sessions: set[Session]) -> None:
+        """End these sessions of clients, so that they look for the leader; replicas stay."""
+        for session in sessions & set(self.sessions):
             if not self.followers.has(session):
                 session.goodbye(NotLeader(RETIRED))
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, cast
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 # A reader that has this much unsent gets nothing more: so it holds one stretch of the log at most.
 SEND_BUFFER_BYTES = 64 << 10
+UNREAD_BYTES = 256 << 10
 PUBLISH = int(Kind.PUBLISH)
 FOLLOW = operation_of(Follow)
 FETCH = operation_of(Fetch)
@@ -101,12 +104,28 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything that this connection had open."""
-        self._transport = None
+        transport, self._transport = self._transport, None
         self.write = _into_nothing
+        if isinstance(exc, ConnectionError) and transport is not None:
+            self._take_unread(transport)
         self.writable = False
         self._rest = None
         self._broker.intake.note_large(self, 0)
         self._broker.closed(self)
+
+    def _take_unread(self, transport: asyncio.Transport) -> None:
+        """Take what the client had sent before it was killed, and the kernel still has.
+
+        A write to a process that is gone fails at once, whatever it sent before. That may be the
+        start of the message that killed it.
+        """
+        connected = transport.get_extra_info("socket")
+        if connected is None or self.is_paused or self._rest is not None:
+            return
+        self._broker.intake.take()
+        with suppress(OSError):
+            while received := os.read(connected.fileno(), UNREAD_BYTES):
+                self.receive(received)
 
     def pause_writing(self) -> None:
         """The client does not read: send and take nothing more until it does."""

@@ -388,9 +388,9 @@ class Membership:
 
     def next_of_rest(self, *, starts: bool) -> Delivery:
         """Return the next message that waits; with `starts` it is reported first."""
-        if starts:
-            if not self.starts.ahead:
-                self.starts.next_of(self.rest, now=self._loop.time())
+        if starts and not self.starts.ahead:
+            self.starts.next_of(self.rest, now=self._loop.time())
+        if self.starts.ahead:
             self.starts.ahead -= 1
         delivery = self.rest.popleft()
         self.took(1)

@@ -1,5 +1,9 @@
 """Sessions: who may speak, for how long, and what their mistakes cost."""
 
+import asyncio
+
+import pytest
+
 from onward.message.batch import encode_batch
 from onward.protocol.frames import Kind, frame
 from onward.protocol.payloads import decode_error, decode_goodbye, publish_head
@@ -272,4 +276,19 @@ async def test_a_large_frame_that_stalls_gives_its_room_to_others_in_time() -> N
     assert stalled.is_lost
     assert not other.is_lost
     assert not isinstance(other.answer(1), str)
+    await broker.stop()
+
+
+async def test_who_connects_after_a_step_down_is_not_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("onward.broker.broker.SEND_AWAY_S", 0.02)
+    broker = await open_broker()
+    before = await Speaker.to(broker)
+    await broker.retire()
+    after = await Speaker.to(broker)
+    async with asyncio.timeout(10):
+        while not before.is_lost:  # noqa: ASYNC110  # the broker tells nobody
+            await asyncio.sleep(0.01)
+    assert not after.is_lost
     await broker.stop()

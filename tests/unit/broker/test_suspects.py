@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
+import msgspec
 import pytest
 
 from onward.broker.broker import Broker
@@ -11,11 +14,12 @@ from onward.broker.suspects import DRAIN_MS_MAX, TOGETHER_MAX
 from onward.delivery.retry import death_pause_ms
 from onward.log.memory_disk import MemoryDisk
 from onward.protocol.deliveries import decode_delivery, decode_joined, started_frame
-from onward.protocol.frames import Kind
+from onward.protocol.frames import Kind, frame
+from onward.protocol.payloads import Hello
 from onward.testing.clock import ManualClock
 
 from .asking import Consumer, Operator, until
-from .speaking import open_broker, turns
+from .speaking import Speaker, open_broker, turns
 
 LADDER = {"kind": "ladder", "steps_ms": [10_000, 60_000]}
 """Three deliveries."""
@@ -72,6 +76,31 @@ async def test_only_what_a_member_had_started_loses_an_attempt_when_it_dies() ->
     bob = await member_of(broker, "bob")
     assert await bob.got(9) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     assert {attempt for _, attempt in attempts(bob)} == {1}, "they were only fetched ahead"
+    await broker.stop()
+
+
+async def test_a_start_counts_though_a_write_to_the_killed_member_fails_before_it_is_read() -> None:
+    broker = await open_broker()
+    operator = await Operator.of(broker)
+    await operator.publish("orders", 2)
+    loop = asyncio.get_running_loop()
+    near, far = socket.socketpair()
+    _, session = await loop.connect_accepted_socket(broker.session, near)
+    far_transport, speaker = await loop.create_unix_connection(Speaker, sock=far)
+    far_transport.write(speaker.connection.hello(Hello(1, client="ann")))
+    ann = Consumer(speaker, speaker.new_id())
+    wish = {"group": "g", "topics": ["orders"], "credit": 2, "wish": {"retry": LADDER}}
+    payload = msgspec.json.encode(wish | {"starts": True})
+    far_transport.write(frame(Kind.CONSUME, ann.id, payload))
+    await until(lambda: ann.offsets == [0, 1])
+    lease, first, _ = ann.rows[0]
+    far.send(started_frame(ann.id, [(lease, first, first + 1)]))
+    far.shutdown(socket.SHUT_RDWR)
+    session.send(Kind.PONG, 0)
+    await until(lambda: session not in broker.sessions)
+    far_transport.abort()
+    bob = await member_of(broker, "bob")
+    assert await bob.got(1) == [1], "message 0 comes again after a pause"
     await broker.stop()
 
 

@@ -108,3 +108,24 @@ async def test_an_app_reports_a_list_when_it_is_called_with_it() -> None:
         await until(lambda: sum(calls) == 6)
         run.stop()
         await running
+
+
+async def test_a_message_for_a_task_uses_up_the_report_about_it_and_no_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starts, "_QUICK_S", 3_600)
+    async with calling() as (client, cable, _):
+        await client.publish_many("orders", [b"x"] * 3)
+        consumer = client.consume("orders", group="g", credit=100)
+        iterating = aiter(consumer)
+        assert [(await anext(iterating)).offset for _ in range(2)] == [0, 1]
+        await turns()
+        assert started(cable) == [(0, 3)], "message 2 is reported ahead"
+        following = consumer.take_for_task()
+        assert following is not None
+        assert following.offset == 2
+        await client.publish("orders", b"y")
+        assert (await anext(iterating)).offset == 3
+        await turns()
+        assert [end for _, end in started(cable)][-1] == 4
+        await iterating.aclose()
