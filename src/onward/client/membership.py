@@ -215,8 +215,9 @@ class Membership:
         except OnwardError:
             raise
         except BaseException:
-            seat.cancel()
-            seat.forget()  # nobody waits for the end of what has not begun
+            if seat.left is None:  # else `leave` waits for its end
+                seat.cancel()
+                seat.forget()  # nobody waits for the end of what has not begun
             raise
         link.lost.add_done_callback(self._lost)
         return True

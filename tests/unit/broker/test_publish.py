@@ -402,6 +402,7 @@ async def test_the_producers_that_are_refused_do_not_fill_the_memory(
         assert speaker.answer(refused) == "overloaded"
     (session,) = broker.sessions
     assert len(session.held_sequences) <= 3
+    held(broker).release()
     await broker.stop()
 
 

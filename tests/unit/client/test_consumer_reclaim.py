@@ -477,6 +477,10 @@ async def test_a_claim_of_another_log_is_refused() -> None:
             await made.restart()
             with pytest.raises(LeaseLost):
                 await held.ack()
+        leaving = consumer._membership._leaving
+        assert leaving is not None
+        assert leaving.left is not None
+        assert leaving.left.done(), "it did not wait in vain for the end of its membership"
 
 
 async def test_two_members_cannot_claim_the_same_message() -> None:

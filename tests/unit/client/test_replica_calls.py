@@ -27,7 +27,7 @@ async def test_a_leader_cannot_be_promoted() -> None:
 
 async def test_who_has_stepped_down_refuses_writes_and_serves_reads(tmp_path: Path) -> None:
     for _ in range(2):
-        async with onward.connect(f"file:{tmp_path / 'log'}", timeout="5s") as mq:
+        async with onward.connect(f"file:{tmp_path / 'log'}", timeout="500ms") as mq:
             if not await mq.has_topic("orders"):
                 await mq.publish("orders", "a")
                 await mq.step_down()
